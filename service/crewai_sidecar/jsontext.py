@@ -13,7 +13,7 @@ import json
 import math
 from typing import Any, Never
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "InvalidJson", "decode", "encode"]
+__all__ = ["MAX_DEPTH", "MAX_DIGITS", "InvalidJson", "decode", "encode", "length"]
 
 MAX_DEPTH = 100
 """Levels of arrays and objects that a text may have. RFC 8259 section 9 allows such a limit."""
@@ -32,6 +32,11 @@ def encode(value: Any) -> bytes:
     Raises ValueError for NaN, an infinity or a circular value and TypeError for what JSON has no form for.
     """
     return _ENCODER.encode(value).encode("ascii")
+
+
+def length(text: str) -> int:
+    """Bytes that a text takes inside the quotes of its encoded form."""
+    return len(json.encoder.encode_basestring_ascii(text)) - 2
 
 
 def decode(text: bytes) -> Any:

@@ -37,8 +37,11 @@ __all__ = ["Admission", "Admitted", "Scheduler", "StartRequest"]
 class Scheduler(Protocol):
     """What admission asks of the runner."""
 
-    crews: Mapping[str, Crew]
     draining: bool
+
+    @property
+    def crews(self) -> Mapping[str, Crew]:
+        """The registry's crews by id."""
 
     def reserve(self, input_bytes: int) -> None:
         """Take a place in the queue. Raises QueueFull."""

@@ -168,7 +168,8 @@ class Run:
         timer = asyncio.get_running_loop().call_later(timeout, self.order, Order(Cause.TIMEOUT))
         ordered = asyncio.create_task(self._ordered.wait())
         try:
-            await asyncio.wait([reader, ordered, child.exited], return_when=asyncio.FIRST_COMPLETED)
+            first: list[asyncio.Future[Any]] = [reader, ordered, child.exited]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not self._ordered.is_set():
                 await self._last_frames(reader, _LAST_FRAMES_SECONDS)
         finally:

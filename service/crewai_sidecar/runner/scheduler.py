@@ -163,4 +163,18 @@ class Scheduler:
     def _report(self, run: Run, seconds: float) -> None:
         entry = self._store.find(run.action_id)
         if isinstance(entry, Entry):
-            self._observe(entry.record, seconds)
+            record = entry.record
+            _log.info(
+                "run ended",
+                extra={
+                    "action_id": record.action_id,
+                    "crew_id": record.crew_id,
+                    "operation": record.operation,
+                    "status": record.status,
+                    "cause": record.cause,
+                    "error_type": record.error_type,
+                    "to_be_reconciled": record.to_be_reconciled,
+                    "seconds": round(seconds, 3),
+                },
+            )
+            self._observe(record, seconds)

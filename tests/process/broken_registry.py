@@ -1,0 +1,3 @@
+"""A registry module that does not import."""
+
+crews = {"a": 1 / 0}

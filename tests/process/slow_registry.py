@@ -1,0 +1,6 @@
+"""A registry whose import takes long."""
+
+import time
+
+time.sleep(60)
+crews: dict[str, object] = {}

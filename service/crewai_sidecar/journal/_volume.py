@@ -1,0 +1,136 @@
+"""The rules for the journal's directory and file (the seed; DESIGN.md 11), checked before anything is read or written.
+
+    directory   a real directory of this user, without group or world write
+    journal     a regular file of this user, without any group or world bit
+    lock        a regular file of this user; its mode is forced to 0600
+
+A refusal names the path, the fact and what to do, and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from crewai_sidecar.errors import JournalOverBound, JournalRefused, VolumeRefused
+
+__all__ = ["check_private", "leftovers", "prepare_directory", "read_journal"]
+
+
+def prepare_directory(path: Path) -> None:
+    """Check the journal's directory, or make it, 0700, where only its last component is missing.
+
+    Raises VolumeRefused.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        _make(path)
+        return
+    except OSError as error:
+        raise VolumeRefused(path, f"it cannot be looked at ({error.strerror})", "Give it to this user") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise VolumeRefused(path, f"it is {_kind(found.st_mode)}, not a directory", "Name a real directory")
+    _check_owner(path, found)
+    if found.st_mode & 0o022:
+        raise VolumeRefused(
+            path,
+            f"its mode {stat.S_IMODE(found.st_mode):04o} lets others write in it",
+            f"chmod go-w {path}, or name a sub-directory that does not exist yet",
+        )
+
+
+def check_private(path: Path, found: os.stat_result) -> None:
+    """Check an open file: regular, this user's, no group or world bit.
+
+    Raises JournalRefused.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise JournalRefused(path, f"it is {_kind(found.st_mode)}, not a regular file", "Name a regular file")
+    if found.st_uid != os.geteuid():
+        raise JournalRefused(
+            path, f"it belongs to user {found.st_uid} and this process is user {os.geteuid()}", "Run as its owner"
+        )
+    if found.st_mode & 0o077:
+        raise JournalRefused(
+            path, f"its mode {stat.S_IMODE(found.st_mode):04o} gives others access", f"chmod 0600 {path}"
+        )
+
+
+def read_journal(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result] | None:
+    """Read the whole journal, or None where there is none. Opens nothing that could block or be followed.
+
+    Raises JournalRefused and JournalOverBound.
+    """
+    try:
+        before = path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalRefused(path, f"it cannot be looked at ({error.strerror})", "Give it to this user") from None
+    check_private(path, before)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalRefused(path, f"it cannot be opened ({error.strerror})", "chmod 0600 it") from None
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor, not a path
+        found = os.fstat(descriptor)
+        check_private(path, found)
+        if (found.st_dev, found.st_ino) != (before.st_dev, before.st_ino):
+            raise JournalRefused(path, "it was replaced while it was opened", "Find out who else writes here")
+        if found.st_size > max_bytes:
+            raise JournalOverBound(path, found.st_size, found.st_size)
+        return file.read(), found
+
+
+def leftovers(journal: Path) -> list[Path]:
+    """Temporary files that a killed process has left beside a journal. Directories of such a name are none."""
+    pattern = re.compile(rf"\.{re.escape(journal.name)}\.[0-9a-f]+\.tmp")
+    return [
+        path
+        for path in journal.parent.iterdir()
+        if pattern.fullmatch(path.name) and not stat.S_ISDIR(path.lstat().st_mode)
+    ]
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        parent = path.parent
+        try:
+            about = parent.stat()
+            fact = f"; {parent} is {stat.S_IMODE(about.st_mode):04o} of user {about.st_uid}"
+        except OSError:
+            fact = f"; {parent} is not there"
+        raise VolumeRefused(
+            path,
+            f"it cannot be made by user {os.geteuid()} ({error.strerror}{fact})",
+            "Make it with mode 0700 and give it to this user",
+        ) from None
+    if found.st_mode & 0o022:
+        raise VolumeRefused(
+            path,
+            f"it was made with mode 0700 and reads back {stat.S_IMODE(found.st_mode):04o}",
+            "Use a file system that keeps modes; this one is not fit for a journal",
+        )
+
+
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise VolumeRefused(
+            path,
+            f"it belongs to user {found.st_uid} and this process is user {os.geteuid()}",
+            "Run as its owner, or name a sub-directory that does not exist yet",
+        )
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a symlink"
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    return "a regular file" if stat.S_ISREG(mode) else "a special file"

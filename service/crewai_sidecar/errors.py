@@ -127,7 +127,9 @@ class JournalOverBound(JournalRefused):
     code = "journal_over_bound"
 
     def __init__(self, path: object, size: int, least: int) -> None:
-        super().__init__(path, f"the journal has {size:,} bytes, which is over its bound", f"The bound must be {least:,}")
+        super().__init__(
+            path, f"the journal has {size:,} bytes, which is over its bound", f"The bound must be {least:,}"
+        )
         self.least = least
 
 

@@ -34,8 +34,8 @@ class Watch:
             if not future.done():
                 future.set_result(None)
 
-    async def changed(self, action_id: str, timeout: float | None = None) -> bool:
-        """Wait for the next change of an Action; False when `timeout` seconds pass without one.
+    async def changed(self, action_id: str, seconds: float | None = None) -> bool:
+        """Wait for the next change of an Action; False when `seconds` pass without one.
 
         Call it in the same turn of the loop in which the entry was looked at: no change can be missed then.
         """
@@ -43,7 +43,7 @@ class Watch:
         waiting = self._waiting.setdefault(action_id, set())
         waiting.add(future)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 await future
         except TimeoutError:
             return False
@@ -88,4 +88,3 @@ def _fitting(text: str, room: int) -> str:
         else:
             high = middle - 1
     return text[:low]
-

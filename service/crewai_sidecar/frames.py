@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "Exited",
     "Fork",
+    "ForkFailed",
     "ForkServerReady",
     "Forked",
     "FrameError",
@@ -101,6 +102,13 @@ class Forked(msgspec.Struct, frozen=True, tag="forked", kw_only=True):
 
     number: int
     pid: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, tag="fork_failed", kw_only=True):
+    """There is no child for a Fork: the kernel refused one, or the packet could not be used (then -1 as number)."""
+
+    number: int
+    error: str
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
@@ -181,7 +189,7 @@ class Result(msgspec.Struct, frozen=True, tag="result", kw_only=True):
 
 FromChild = Ready | Event | Result
 ToChild = Job | Stop
-FromForkServer = ForkServerReady | Forked | Exited
+FromForkServer = ForkServerReady | Forked | ForkFailed | Exited
 ToForkServer = Configure | Fork
 
 

@@ -109,6 +109,4 @@ def _integer(text: str) -> int:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_constant, parse_float=_float, parse_int=_integer
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant, parse_float=_float, parse_int=_integer)

@@ -1,4 +1,4 @@
-"""The service process: two listeners in one event loop, the order of the start, and the order of the end (DESIGN.md 7, 8).
+"""The service process: two listeners in one event loop, and the orders of its start and its end (DESIGN.md 7, 8).
 
 uvicorn's own signal handling and lifespan are off: its listener would close on the first SIGTERM, while running
 Actions still have readers, and it would raise the signal again at the end. Sockets are bound here, so that a port in
@@ -24,8 +24,8 @@ import uvicorn
 import uvloop
 
 from crewai_sidecar.admission import Admission
-from crewai_sidecar.app import create_contract_app, create_management_app
 from crewai_sidecar.api.auth import read_token
+from crewai_sidecar.app import create_contract_app, create_management_app
 from crewai_sidecar.clock import SystemClock
 from crewai_sidecar.errors import JournalOverBound, SettingRefused, StartRefused
 from crewai_sidecar.frames import Configure
@@ -104,7 +104,7 @@ class _Service:
             starting = launcher.start(
                 Configure(
                     registry=settings.registry,
-                    start_directory=os.getcwd(),
+                    start_directory=str(Path.cwd()),
                     max_event_bytes=settings.max_event_bytes,
                     max_output_bytes=MAX_OUTPUT_BYTES,
                 ),
@@ -214,7 +214,9 @@ def _bind(host: str, port: int, variable: str) -> socket.socket:
     except OSError as error:
         if host == "::" and not socket.has_dualstack_ipv6():
             return _bind("0.0.0.0", port, variable)  # noqa: S104  # the documented default: every address
-        raise SettingRefused(PREFIX + variable, f"{host} port {port} cannot be bound: {error.strerror or error}") from None
+        raise SettingRefused(
+            PREFIX + variable, f"{host} port {port} cannot be bound: {error.strerror or error}"
+        ) from None
 
 
 def _listening(host: str, port: int) -> socket.socket:

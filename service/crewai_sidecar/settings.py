@@ -7,7 +7,6 @@ a line that names the variable. Names and defaults are CONTRACT.md 1.12 with DES
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +66,7 @@ def _registry(value: str) -> str:
 
 
 def _absolute(value: Path | None) -> Path | None:
-    return value if value is None else Path(os.path.abspath(value))
+    return value if value is None else Path.cwd() / value
 
 
 Port = Annotated[int, BeforeValidator(_no_service_link), Field(ge=0, le=65_535)]
@@ -211,4 +210,3 @@ def _check_together(settings: Settings) -> None:
         raise SettingRefused(PREFIX + "TRAINING_DIR", "is required where AIP_CREWAI_ALLOWED_OPERATIONS has train")
     if settings.max_retained_runs < settings.max_concurrency:
         raise SettingRefused(PREFIX + "MAX_RETAINED_RUNS", "must be at least AIP_CREWAI_MAX_CONCURRENCY")
-

@@ -83,10 +83,11 @@ class Store:
                 ) from None
             record, events = (decoded, []) if isinstance(decoded, Tombstone) else decoded
             self.ledger.load(record, events)
-            self._check_bounds(record.action_id, events)
+            self._check_bounds(record.action_id)
         if self.ledger.retained > self._settings.max_retained_runs:
             raise SettingRefused(
-                PREFIX + "MAX_RETAINED_RUNS", f"the journal has more records; it must be {self.ledger.retained} at least"
+                PREFIX + "MAX_RETAINED_RUNS",
+                f"the journal has more records; it must be {self.ledger.retained} at least",
             )
         fence = [self._fence(entry) for entry in self.ledger if not entry.record.ended]
         self.fenced = len(fence)
@@ -105,12 +106,15 @@ class Store:
             task.add_done_callback(self._held.discard)
         self._unwritten = []
 
-    def _check_bounds(self, action_id: str, events: list[bytes]) -> None:
-        if len(events) > self._settings.max_events_per_run:
+    def _check_bounds(self, action_id: str) -> None:
+        entry = self.ledger.find(action_id)
+        if not isinstance(entry, Entry):
+            return
+        count, longest = entry.event_count, max(map(len, entry.events), default=0)
+        if count > self._settings.max_events_per_run:
             raise SettingRefused(
-                PREFIX + "MAX_EVENTS_PER_RUN", f"Action {action_id} has more events; it must be {len(events)} at least"
+                PREFIX + "MAX_EVENTS_PER_RUN", f"Action {action_id} has more events; it must be {count} at least"
             )
-        longest = max(map(len, events), default=0)
         if longest > self._settings.max_event_bytes:
             raise SettingRefused(
                 PREFIX + "MAX_EVENT_BYTES", f"Action {action_id} has a longer event; it must be {longest} at least"
@@ -150,14 +154,16 @@ class Store:
         """Commit a change that must not be lost: while the disk does not take it, it is held and tried again."""
         while not isinstance(self.find(update.record.action_id), Tombstone):
             try:
-                return await self.commit(update)
+                await self.commit(update)
             except NotStored:
                 await self._recovery()
+            else:
+                return
 
     def _check_retained(self) -> None:
         if self.ledger.retained + self._admitting >= self._settings.max_retained_runs:
             raise RetainedBound(
-                f"{self._settings.max_retained_runs} records are retained, as many as AIP_CREWAI_MAX_RETAINED_RUNS allows."
+                f"{self._settings.max_retained_runs} records are retained: AIP_CREWAI_MAX_RETAINED_RUNS allows no more."
             )
         if self.ledger.tombstones >= MAX_TOMBSTONES:
             raise RetainedBound(f"{MAX_TOMBSTONES:,} archived Actions are remembered, as many as may be.")
@@ -242,10 +248,10 @@ class Store:
             found = [*found, completed_event(record.output, len(entry.events))]
         return found
 
-    async def ending(self, action_id: str, timeout: float | None = None) -> Entry | Tombstone | None:
-        """Wait for an Action to end, `timeout` seconds at most; the entry as it is then."""
+    async def ending(self, action_id: str, seconds: float | None = None) -> Entry | Tombstone | None:
+        """Wait for an Action to end, `seconds` at most; the entry as it is then."""
         loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        deadline = None if seconds is None else loop.time() + seconds
         while True:
             entry = self.find(action_id)
             if not isinstance(entry, Entry) or entry.record.ended:

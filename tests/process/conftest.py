@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sidecar import Sidecar, alive, family, until
+
+from tests.process.sidecar import Sidecar, family, until_gone
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def make_sidecar(tmp_path: Path) -> Iterator[Callable[..., Sidecar]]:
         if sidecar.process is not None:
             everything = family(sidecar.pid)
             sidecar.kill()
-            until(lambda left=everything: not alive(left), 5, "the end of every process of the sidecar")
+            until_gone(everything)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ class Stubborn:
         while True:
             try:
                 time.sleep(1000)
-            except BaseException:
+            except BaseException:  # noqa: BLE001, S112  # the fault that this crew stands for
                 continue
 
 

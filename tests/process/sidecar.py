@@ -226,3 +226,8 @@ def alive(pids: set[int]) -> set[int]:
         if state != "Z":
             left.add(pid)
     return left
+
+
+def until_gone(pids: set[int], seconds: float = 5.0) -> None:
+    """Wait until none of the processes is left."""
+    until(lambda: not alive(pids), seconds, f"the end of every process of {sorted(pids)}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from sidecar import TOKEN, Sidecar, until
+from tests.process.sidecar import TOKEN, Sidecar, until
 
 
 def test_fifty_identical_requests_at_once_run_one_crew_and_all_get_its_result(shared: Sidecar) -> None:
@@ -26,12 +27,13 @@ def test_fifty_identical_requests_at_once_run_one_crew_and_all_get_its_result(sh
 def test_the_same_action_id_with_another_request_is_a_conflict(shared: Sidecar) -> None:
     """409, no work, and the first record is as it was."""
     shared.submit("crew", {"mark": "c1"}, action_id="act_conflict")
-    for options in (
+    others: list[dict[str, Any]] = [
         {"value": {"mark": "c2"}},
         {"value": {"mark": "c1"}, "key": "another"},
         {"value": {"mark": "c1"}, "timeout_ms": 5},
-    ):
-        answer = shared.submit("crew", action_id="act_conflict", **options)  # type: ignore[arg-type]
+    ]
+    for options in others:
+        answer = shared.submit("crew", action_id="act_conflict", **options)
         assert answer.status_code == 409
         assert answer.json()["code"] == "request_conflict"
     assert shared.submit("large", {"mark": "c1"}, action_id="act_conflict").status_code == 409
@@ -113,10 +115,9 @@ def test_a_cancel_reaches_an_action_that_is_being_admitted(shared: Sidecar) -> N
         action = f"act_early_{number}"
         with ThreadPoolExecutor(2) as pool:
             start = pool.submit(shared.submit, "crew", {"mark": action, "seconds": 20}, action_id=action, wait=False)
-            cancel = pool.submit(lambda name=action: shared.cancel(name, "crew"))
+            cancel = pool.submit(shared.cancel, action, "crew")
         assert start.result().status_code in {202, 409}
         if cancel.result().status_code == 404:  # it was there before the start: nothing to cancel yet
-            cancel = None
             assert shared.cancel(action, "crew").status_code == 200
         record = shared.record(action)
         assert record["status"] == "cancelled"

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sidecar import Sidecar, alive, family, until
+
+from tests.process.sidecar import Sidecar, alive, family, until
 
 
 def says(record: dict[str, Any], **expected: Any) -> None:
@@ -233,7 +234,9 @@ def test_the_fork_servers_death_ends_its_runs_and_admission_goes_on(sidecar: Sid
     from pathlib import Path
 
     (fork_server,) = (
-        pid for pid in before if b"crewai_sidecar.child.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid
+        for pid in before
+        if b"crewai_sidecar.child.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
         and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(sidecar.pid)
     )
     import os

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sidecar import Sidecar, until
+
+from tests.process.sidecar import Sidecar, until
 
 pytestmark = pytest.mark.root
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import httpx
 from httpx_sse import EventSource
-from sidecar import TOKEN, Sidecar, alive, family, until
+
+from tests.process.sidecar import TOKEN, Sidecar, family, until_gone
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "20"))
 
@@ -75,7 +76,7 @@ def test_random_kills_lose_no_acknowledged_action_and_change_no_event(make_sidec
     And no process is left of any round.
     """
     seed = int(os.environ.get("KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
-    print(f"KILL_SEED={seed}")
+    print(f"KILL_SEED={seed}")  # noqa: T201  # pytest shows it with a failure, to repeat it
     chance = random.Random(seed)
     sidecar = make_sidecar(max_concurrency="4").start()
     loads: list[Load] = []
@@ -87,7 +88,7 @@ def test_random_kills_lose_no_acknowledged_action_and_change_no_event(make_sidec
         sidecar.kill()
         load.join()
         loads.append(load)
-        until(lambda left=everything: not alive(left), 5, "the end of every process")
+        until_gone(everything)
         sidecar.start()
         check(sidecar, load)
     for load in loads:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sidecar import Sidecar
+
+from tests.process.sidecar import Sidecar
 
 Make = Callable[..., Sidecar]
 
@@ -195,7 +196,9 @@ def test_a_bound_below_what_the_journal_has_names_the_variable_and_its_least_val
     sidecar.start()
 
 
-@pytest.mark.parametrize("kind", ["parent_0770", "parent_0777", "parent_2770", "journal_0640", "journal_0604", "journal_0660"])
+@pytest.mark.parametrize(
+    "kind", ["parent_0770", "parent_0777", "parent_2770", "journal_0640", "journal_0604", "journal_0660"]
+)
 def test_modes_wider_than_the_rules_are_refused_and_left_as_they_are(make_sidecar: Make, kind: str) -> None:
     """serve repairs nothing; the line says what to do."""
     sidecar = make_sidecar().start()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sidecar import Sidecar, alive, family, until
+from tests.process.sidecar import Sidecar, alive, family, until
 
 
 def test_a_started_action_is_failed_and_uncertain_after_a_crash(sidecar: Sidecar) -> None:

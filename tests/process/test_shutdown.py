@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 from httpx_sse import EventSource
-from sidecar import TOKEN, Sidecar, alive, family, until
+
+from tests.process.sidecar import TOKEN, Sidecar, alive, family, until
 
 
 def test_running_actions_end_in_the_drain_time_and_new_ones_are_refused(make_sidecar: Callable[..., Sidecar]) -> None:

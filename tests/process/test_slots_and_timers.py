@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from sidecar import Sidecar, until
+
+from tests.process.sidecar import Sidecar, until
 
 
 def test_a_slot_is_held_until_the_child_is_gone(make_sidecar: Callable[..., Sidecar]) -> None:
@@ -35,7 +36,9 @@ def test_time_in_the_queue_does_not_count_to_the_operation_timeout(make_sidecar:
     assert 0.7 < time.monotonic() - begin < 1.4
     assert sidecar.ended(first)["status"] == "completed"
     assert sidecar.ended("act_2")["status"] == "completed"
-    assert sidecar.submit("crew", {"mark": "second", "seconds": 0.1}, action_id="act_2", timeout_ms=800).status_code == 200
+    assert (
+        sidecar.submit("crew", {"mark": "second", "seconds": 0.1}, action_id="act_2", timeout_ms=800).status_code == 200
+    )
 
 
 def test_a_blocking_caller_of_a_cancelled_action_gets_409(shared: Sidecar) -> None:

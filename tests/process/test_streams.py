@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from httpx_sse import EventSource
-from sidecar import TOKEN, Sidecar, until
+
+from tests.process.sidecar import TOKEN, Sidecar, until
 
 
 @contextmanager
@@ -32,7 +33,11 @@ def read(sidecar: Sidecar, path: str, **options: Any) -> list[Any]:
 
 def test_a_start_streams_from_the_first_event_to_the_terminal_one(shared: Sidecar) -> None:
     """Contiguous sequences, id lines, and the same events as the page."""
-    body = {"crew_id": "streaming", "action_id": "act_stream", "input": shared.with_effects({"chunks": 5, "pause": 0.05})}
+    body = {
+        "crew_id": "streaming",
+        "action_id": "act_stream",
+        "input": shared.with_effects({"chunks": 5, "pause": 0.05}),
+    }
     events = read(shared, "/jobs/stream", method="POST", json=body, headers={"Idempotency-Key": "k"})
     data = [json.loads(event.data) for event in events]
     assert [one["sequence"] for one in data] == list(range(len(data)))
@@ -40,7 +45,10 @@ def test_a_start_streams_from_the_first_event_to_the_terminal_one(shared: Sideca
     assert [event.event for event in events] == [one["event"] for one in data]
     assert data[0]["event"] == "started"
     assert data[-1]["event"] == "completed"
-    assert "".join(one["data"]["content"] for one in data if one["event"] == "chunk") == "word-0 word-1 word-2 word-3 word-4 "
+    assert (
+        "".join(one["data"]["content"] for one in data if one["event"] == "chunk")
+        == "word-0 word-1 word-2 word-3 word-4 "
+    )
     assert data == shared.events("act_stream")
     again = read(shared, "/jobs/stream", method="POST", json=body, headers={"Idempotency-Key": "k"})
     assert [json.loads(event.data) for event in again] == data
@@ -69,7 +77,20 @@ def test_a_stream_is_resumed_by_cursor_and_by_last_event_id(shared: Sidecar) -> 
         assert [json.loads(e.data) for e in by_id] == whole[cursor + 1 :]
 
 
-@pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "a\n\nb", "event: completed\n\n", "id: 999\n", " lead", "\u2028x\u0085y\u2029", "\x00", "x" * 9000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\rb",
+        "a\r\nb",
+        "a\n\nb",
+        "event: completed\n\n",
+        "id: 999\n",
+        " lead",
+        "\u2028x\u0085y\u2029",
+        "\x00",
+        "x" * 9000,
+    ],
+)
 def test_text_cannot_forge_an_event(shared: Sidecar, text: str) -> None:
     """Parsed back it is the text that the crew wrote (CASES F6.5)."""
     action = shared.begin("streaming", {"chunks": 2, "text": text})

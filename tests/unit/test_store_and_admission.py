@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
-from doubles.manual_journal import ManualJournal
 
 from crewai_sidecar import codec, transitions
 from crewai_sidecar.admission import Admission, Admitted, StartRequest
@@ -26,6 +25,7 @@ from crewai_sidecar.ledger import Entry
 from crewai_sidecar.model import Ending, Operation, Record, Status, Tombstone
 from crewai_sidecar.settings import Settings
 from crewai_sidecar.store import Deliver, Store
+from tests.doubles.manual_journal import ManualJournal
 
 FULL = JournalFull("no space")
 

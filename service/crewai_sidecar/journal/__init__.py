@@ -117,7 +117,7 @@ def _fresh(path: Path, lock: Lock) -> Header:
         raise JournalRefused(
             path,
             f"the journal {lock.journal_id} is lost: its lock remembers it and the file is gone",
-            f"Restore it from a backup, or accept that its Actions are forgotten: crewai-sidecar journal accept-loss {path}",
+            f"Restore it from a backup, or accept that it is forgotten: crewai-sidecar journal accept-loss {path}",
         )
     return Header(secrets.token_hex(16), 0)
 

@@ -64,7 +64,9 @@ def parse(path: Path, text: bytes) -> tuple[Header, dict[str, bytes]]:
     lines = text.split(b"\n")
     header, count = _header(path, lines[0])
     if lines[-1]:
-        raise JournalRefused(path, f"the journal is cut, or goes on after its end, at byte {len(text) - len(lines[-1])}", _RESTORE)
+        raise JournalRefused(
+            path, f"the journal is cut, or goes on after its end, at byte {len(text) - len(lines[-1])}", _RESTORE
+        )
     if len(lines) < 3 or not _is_end(lines[-2]):
         raise JournalRefused(path, f"the journal has no end line: it is cut at byte {len(text)}", _RESTORE)
     _check_end(path, lines[-2], text, count, len(lines) - 3)

@@ -100,7 +100,9 @@ class Lock:
             )
         if error.errno == errno.ENOLCK:
             return JournalRefused(
-                self.path, "the file system has no locks left (ENOLCK)", "Mend its lock service; nothing is known to own it"
+                self.path,
+                "the file system has no locks left (ENOLCK)",
+                "Mend its lock service; nothing is known to own it",
             )
         return JournalRefused(
             self.path, f"the file system cannot lock ({error.strerror})", "Use storage with working flock"

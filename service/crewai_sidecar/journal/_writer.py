@@ -175,7 +175,9 @@ class DurableJournal:
 
     def _check_bound(self, size: int) -> None:
         if size > self._max_bytes:
-            raise JournalFull(f"The journal would have {size:,} bytes with the room it keeps; {self._max_bytes:,} may be.")
+            raise JournalFull(
+                f"The journal would have {size:,} bytes with the room it keeps; {self._max_bytes:,} may be."
+            )
 
     def _check_ours(self) -> None:
         """Refuse, from now on, to replace a file that is not the one we wrote last (CASES F2.3)."""
@@ -185,7 +187,7 @@ class DurableJournal:
         expected = None if self._on_disk is None else (*self._on_disk, self._header.journal_id, self._header.generation)
         if found != expected:
             self._estranged = JournalBroken(
-                f"{self._path} is not the file that was written last: somebody else writes here. Nothing is overwritten."
+                f"{self._path} is not the file that was written last: somebody else writes here. It is left alone."
             )
             raise self._estranged
 

@@ -94,7 +94,7 @@ class Pending:
         self._dropped += dropped
 
     def take(self, event_count: int) -> Batch:
-        """Encode what the next commit takes; `event_count` is how many events the record has, so sequences follow it."""
+        """Encode what the next commit takes; sequences go on from `event_count`, the events that the record has."""
         events: list[bytes] = []
         while self._waiting and len(events) < self._most:
             name, data = self._waiting.popleft()

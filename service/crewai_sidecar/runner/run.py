@@ -1,6 +1,6 @@
 """One run, from its slot to its ending.
 
-    queued -> child taken -> `started` durable -> job sent -> result, or an order to stop -> child gone -> ending durable
+    queued -> child taken -> `started` durable -> job sent -> result or order to stop -> child gone -> ending durable
 
 The first of result, cancel, timeout and shutdown to be ordered decides how the record ends (DESIGN.md 4). The slot is
 held until the child is gone and the ending is on disk, whatever the crew does.
@@ -108,7 +108,7 @@ class Run:
         try:
             self._child = await self._until_ordered(self._around.launcher.take())
             ending = await self._with_child(self._child) if self._child else self._stopped_ending(None)
-        except Exception:
+        except Exception:  # noqa: BLE001  # a fault of ours must not leave a record without an ending
             _log.exception("a run failed inside the sidecar", extra={"action_id": self.action_id})
             ending = _lost(self._started, await _gone(self._child) if self._child else None)
         await self._end(ending)

@@ -1,0 +1,188 @@
+"""The fork server as the service sees it: a process, a control socket, and the children that it has forked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from crewai_sidecar import frames
+from crewai_sidecar.errors import WorkerLost
+from crewai_sidecar.runner.children import Child
+from crewai_sidecar.runner.output import OutputPipe
+from crewai_sidecar.runner.process_tree import MARKER
+
+__all__ = ["ForkRefused", "ServerProcess", "environment"]
+
+_HIDDEN = ("AIP_CREWAI_BEARER_TOKEN", "AIP_CREWAI_BEARER_TOKEN_FILE", "AIP_CREWAI_STATE_FILE")
+"""What no crew's process learns: the token, and where token and journal are."""
+
+_ALWAYS = {
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+    "CREWAI_TESTING": "true",  # without it CrewAI may ask for consent and wait for an answer (CREWAI.md 5)
+    "CREWAI_DISABLE_VERSION_CHECK": "true",
+}
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""For the fork server only: a library that starts a thread at import would make every fork unsound."""
+
+_CLOSE_SECONDS = 6.0
+
+
+class ForkRefused(Exception):
+    """Raised when the fork server is there and could not fork."""
+
+
+def environment(user: Mapping[str, str], directory: Path, journal_id: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the fork server's environment, and the user's own values that its children are to have again."""
+    server = {name: value for name, value in user.items() if name not in _HIDDEN}
+    server |= _ALWAYS | _ONE_THREAD
+    server |= {"HOME": str(directory / "home"), "TMPDIR": str(directory / "tmp")}
+    server |= {"CREWAI_STORAGE_DIR": str(directory / "storage"), MARKER: journal_id}
+    return server, {name: user[name] for name in _ONE_THREAD if name in user}
+
+
+class ServerProcess:
+    """One fork server, from its start to its end. `children` are those that have not exited, by process id."""
+
+    def __init__(
+        self,
+        *,
+        forked: Callable[[frames.Forked], None],
+        exited: Callable[[Child, frames.Exited], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self.children: dict[int, Child] = {}
+        self.alive = False
+        self._forked, self._exited, self._lost = forked, exited, lost
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._ended = asyncio.Event()
+        self._pending: dict[int, tuple[Child, asyncio.Future[None]]] = {}
+
+    async def start(self, configure: frames.Configure, server_environment: dict[str, str], inherit: int | None) -> None:
+        """Start the process and wait until it can fork.
+
+        Raises WorkerLost with what it said last when it ends before that.
+        """
+        self.output = OutputPipe("the fork server")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        passed = (theirs.fileno(),) if inherit is None else (theirs.fileno(), inherit)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: ASYNC220, S603  # a vfork of some milliseconds; our own command
+                [sys.executable, "-P", "-m", "crewai_sidecar.child.forkserver", str(theirs.fileno())],
+                cwd=configure.start_directory,
+                env=server_environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self.output.writer,
+                stderr=self.output.writer,
+                pass_fds=passed,
+                start_new_session=True,  # so that a terminal's signals miss it, and a sweep can tell what is its
+            )
+        self.output.close_writer()
+        self.pid = self._process.pid
+        self._handle = os.pidfd_open(self.pid)
+        self.alive = True
+        self._loop.add_reader(self._handle, self._gone)
+        self._loop.add_reader(self._control, self._receive)
+        self._control.send(frames.packet(configure))
+        await self._ready
+
+    async def fork(self, child: Child, *, describe: bool = False) -> None:
+        """Fork a process for a child.
+
+        Raises ForkRefused when there is none, WorkerLost when the fork server has gone.
+        """
+        forked: asyncio.Future[None] = self._loop.create_future()
+        self._pending[child.number] = (child, forked)
+        packet = frames.packet(frames.Fork(number=child.number, directory=str(child.directory), describe=describe))
+        try:
+            while self.alive:
+                try:
+                    socket.send_fds(self._control, [packet], [child.theirs.fileno(), child.output.writer])
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)  # a packet socket has no other sign of room that is worth its code
+                except OSError:
+                    self.kill()
+                    break
+            child.handed_over()
+            if not self.alive:
+                raise WorkerLost("the fork server has gone")
+            await asyncio.shield(forked)  # also when nobody waits any more: the child will be there
+        except asyncio.CancelledError:
+            forked.add_done_callback(lambda done: child.kill() if done.exception() is None else None)
+            raise
+
+    async def close(self) -> None:
+        """End the process and all below it, by closing its socket; by force where that does not help."""
+        if self.alive:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+            try:
+                await asyncio.wait_for(self._ended.wait(), _CLOSE_SECONDS)
+            except TimeoutError:
+                self.kill()
+                await self._ended.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process."""
+        self._process.kill()
+
+    def _receive(self) -> None:
+        try:
+            text = self._control.recv(frames.MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            text = b""
+        if not text:
+            self._loop.remove_reader(self._control)  # its end shows at the pidfd
+            self.kill()
+            return
+        match frames.decode(text, frames.FromForkServer):
+            case frames.ForkServerReady():
+                self._ready.set_result(None)
+            case frames.Forked(number=number, pid=pid) as forked:
+                child, future = self._pending.pop(number)
+                child.pid = pid
+                self.children[pid] = child
+                self._forked(forked)
+                future.set_result(None)
+            case frames.ForkFailed(number=number, error=error):
+                if number in self._pending:
+                    self._pending.pop(number)[1].set_exception(ForkRefused(error))
+            case frames.Exited(pid=pid) as exited:
+                self._exited(self.children.pop(pid), exited)
+
+    def _gone(self) -> None:
+        """The process has ended: take its exit, and with it what it has still said."""
+        self._loop.remove_reader(self._handle)
+        os.close(self._handle)
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+        code = self._process.wait()
+        self.alive = False
+        self.output.close()
+        last = self.output.tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        error = WorkerLost(last or f"the fork server ended with code {code}")
+        for _, future in self._pending.values():
+            future.set_exception(error)
+            future.exception()  # whoever forked may have been cancelled since
+        self._pending.clear()
+        self._ended.set()
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        else:
+            self._lost()

@@ -1,0 +1,493 @@
+"""The launcher with real processes: what a run may do to its child, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crewai_sidecar.errors import RegistryRefused
+from crewai_sidecar.frames import Exited, Forked, Result, Stop
+from crewai_sidecar.linux import descendants
+from crewai_sidecar.runner.launcher import Child, Launcher
+from crewai_sidecar.runner.process_tree import marked
+from tests.process.launching import REPOSITORY, Shared, launched, perform, read, running, shared, start, until
+
+STEP = 2.0
+
+
+@pytest.fixture(scope="module")
+def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """A launcher of every test crew."""
+    with shared(tmp_path_factory.mktemp("launcher")) as launcher:
+        yield launcher
+
+
+def test_a_child_runs_one_job_and_its_directory_goes_with_it(tmp_path: Path) -> None:
+    """The result, then the exit, end a run; fork and exit are observed, and the run's files are removed."""
+    seen: list[Forked | Exited] = []
+
+    async def scenario() -> None:
+        async with launched(tmp_path, observer=seen.append) as launcher:
+            child = await launcher.take()
+            assert child.directory.stat().st_mode & 0o777 == 0o700
+            start(child, "duck.answer", topic="cats")
+            _, result = await read(child)
+            assert result is not None
+            assert result.output is not None
+            assert result.output["raw"] == "hello cats"
+            assert await child.exited == Exited(pid=child.pid, code=0, strangers=0)
+            await until(lambda: not child.directory.exists())
+            assert {type(one) for one in seen if one.pid == child.pid} == {Forked, Exited}
+
+    asyncio.run(scenario())
+
+
+def test_the_first_child_describes_the_registry(tmp_path: Path) -> None:
+    """Ids of all crews; what a crew object can do; nothing of a factory."""
+
+    async def scenario() -> None:
+        async with launched(tmp_path, "tests.crews.duck:provide") as launcher:
+            assert launcher.state == "ready"
+            assert launcher.crews["answer"].operations is None
+            assert launcher.crews["object"].operations == ["run", "batch_run"]
+            assert len(launcher.crews["everything_object"].operations or ()) == 7
+
+    asyncio.run(scenario())
+
+
+def test_a_registry_that_does_not_load_stops_the_start_with_one_line(tmp_path: Path) -> None:
+    """The line names AIP_CREWAI_REGISTRY, the registry, and what went wrong."""
+    (tmp_path / "acme.py").write_text("raise RuntimeError('boom\\nand more')")
+
+    async def scenario() -> None:
+        async with launched(tmp_path, "acme:crews", start_directory=tmp_path):
+            pytest.fail("it started")
+
+    with pytest.raises(RegistryRefused) as refused:
+        asyncio.run(scenario())
+    assert str(refused.value) == "AIP_CREWAI_REGISTRY: acme:crews does not load: RuntimeError: boom and more"
+
+
+def test_a_registry_that_ends_the_process_stops_the_start_too(tmp_path: Path) -> None:
+    """There is nothing that it could have said, so its exit code is."""
+    (tmp_path / "acme.py").write_text("import os; os._exit(9)")
+
+    async def scenario() -> None:
+        async with launched(tmp_path, "acme:crews", start_directory=tmp_path):
+            pytest.fail("it started")
+
+    with pytest.raises(RegistryRefused, match="ended before it was ready, with code 9"):
+        asyncio.run(scenario())
+
+
+def test_a_registry_that_breaks_later_fails_the_run_that_takes_the_child(tmp_path: Path) -> None:
+    """The child is delivered with its error; when the registry is whole again, so are the children."""
+    registry = tmp_path / "acme.py"
+    whole = "class Crew:\n    def kickoff(self, inputs):\n        return 'whole'\ncrews = {'a': Crew}"
+    registry.write_text(whole)
+
+    async def scenario() -> None:
+        async with launched(tmp_path, "acme:crews", start_directory=tmp_path, warm=0) as launcher:
+            first = await launcher.take()
+            registry.write_text("raise ValueError('half a deployment')")
+            broken = await launcher.take()
+            assert broken.error == "ValueError: half a deployment"
+            assert (await broken.exited).code == 3
+            registry.write_text(whole + "\n# again")
+            first.kill()
+            _, result, _ = await perform(launcher, "a")
+            assert result is not None
+            assert result.output is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("crew", "error_type"),
+    [
+        ("duck.exits", "SystemExit"),
+        ("duck.interrupts", "KeyboardInterrupt"),
+        ("duck.closes", "GeneratorExit"),
+        ("duck.raises", "ValueError"),
+        ("hostile.eats_memory", "MemoryError"),
+    ],
+)
+def test_whatever_a_crew_raises_is_the_result_of_that_run(crews: Shared, crew: str, error_type: str) -> None:
+    """sys.exit, KeyboardInterrupt and a memory limit are failures of one run; only the class is said."""
+
+    async def scenario(launcher: Launcher) -> None:
+        _, result, exited = await perform(launcher, crew)
+        assert result is not None
+        assert (result.error_type, result.provider_started, result.output) == (error_type, True, None)
+        assert exited.code == 0
+        other = await launcher.take()
+        assert other.error is None
+        assert not other.exited.done()
+
+    crews.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("crew", "code"), [("segfaults", -signal.SIGSEGV), ("exits", 0), ("kills_itself", -signal.SIGKILL)]
+)
+def test_a_child_that_dies_takes_nothing_with_it(crews: Shared, crew: str, code: int) -> None:
+    """A segfault, os._exit and a signal end one child: its neighbour answers, and the fork server forks on."""
+
+    async def scenario(launcher: Launcher) -> None:
+        dying, neighbour = await launcher.take(), await launcher.take()
+        start(dying, f"hostile.{crew}")
+        events, result = await read(dying)
+        assert (events, result) == ([], None)
+        assert (await dying.exited).code == code
+        start(neighbour, "hostile.looks_around")
+        assert (await read(neighbour))[1] is not None
+        assert (await launcher.take()).error is None
+
+    crews.run(scenario)
+
+
+@pytest.mark.parametrize(
+    "crew",
+    [
+        "sleeps",
+        "holds_the_interpreter",
+        "computes_in_c",
+        "loops",
+        "swallows",
+        "ignores_sigterm",
+        "shell_that_ignores",
+        "daemonises",
+    ],
+)
+def test_three_steps_end_every_hostile_crew(crews: Shared, tmp_path: Path, crew: str) -> None:
+    """Ask; after 2 s SIGTERM to the group; after 2 more SIGKILL: child and all below it are gone, and that is said."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        start(child, f"hostile.{crew}", marks=str(tmp_path))
+        await until((tmp_path / "begun").exists)
+        if crew in ("shell_that_ignores", "daemonises"):
+            await until(lambda: descendants(child.pid))
+        family = [child.pid, *descendants(child.pid)]
+        begun = time.monotonic()
+        exited = await _stop(child)
+        assert exited.strangers == 0
+        assert [pid for pid in family if running(pid)] == []
+        assert time.monotonic() - begun < 2 * STEP + 1
+        if crew == "daemonises":
+            assert not running(int((tmp_path / "daemon").read_text()))
+
+    crews.run(scenario)
+
+
+async def _stop(child: Child) -> Exited:
+    child.send(Stop())
+    for step in (child.terminate, child.kill):
+        done, _ = await asyncio.wait([child.exited], timeout=STEP)
+        if done:
+            break
+        step()
+    return await asyncio.wait_for(child.exited, STEP)
+
+
+def test_a_real_crew_stops_at_its_next_step_when_it_is_asked(crews: Shared) -> None:
+    """The first of the three steps is enough for a crew that goes on calling its model."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        start(child, "scripted.slow", topic="x")
+        await anext(child.frames())
+        child.send(Stop())
+        begun = time.monotonic()
+        _, result = await read(child)
+        assert result is not None
+        assert (result.error_type, result.provider_started) == ("HookAborted", True)
+        assert time.monotonic() - begun < STEP
+
+    crews.run(scenario)
+
+
+@pytest.mark.parametrize(("crew", "error_type"), [("waits", "CancelledError"), ("endless", "Stopped")])
+def test_an_await_is_cancelled_and_a_stream_closed_when_the_run_is_asked_to_stop(
+    crews: Shared, tmp_path: Path, crew: str, error_type: str
+) -> None:
+    """Duck-typed crews stop by asking too, where there is a point at which they can."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        start(child, f"duck.{crew}", marks=str(tmp_path))
+        await until((tmp_path / "begun").exists)
+        child.send(Stop())
+        _, result = await asyncio.wait_for(read(child), STEP)
+        assert result is not None
+        assert result.error_type == error_type
+
+    crews.run(scenario)
+
+
+def test_a_daemon_that_holds_socket_and_pipes_delays_nothing_and_is_killed(crews: Shared, tmp_path: Path) -> None:
+    """The exit message ends a run, not end-of-file; by then the grandchild is gone."""
+
+    async def scenario(launcher: Launcher) -> None:
+        begun = time.monotonic()
+        _, result, exited = await perform(launcher, "hostile.daemon", marks=str(tmp_path))
+        assert result is not None
+        assert exited.strangers == 0
+        assert not running(int((tmp_path / "daemon").read_text()))
+        assert time.monotonic() - begun < STEP
+
+    crews.run(scenario)
+
+
+def test_a_copy_that_a_crew_forked_says_nothing_to_the_service(crews: Shared) -> None:
+    """Where both come back from the crew, the run has the result of the process that was given the job."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        start(child, "hostile.forks")
+        results = [message async for message in child.frames()]
+        assert [message.output["raw"] for message in results if isinstance(message, Result) and message.output] == [
+            "parent"
+        ]
+        assert len(results) == 1
+
+    crews.run(scenario)
+
+
+def test_a_flood_of_output_is_read_and_counted_and_ends_nothing(crews: Shared) -> None:
+    """A hundred megabytes of lines: all counted, little kept, and the loop is never held for long."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        start(child, "duck.prints", megabytes=100)
+        reading = asyncio.create_task(read(child))
+        worst = 0.0
+        while not reading.done():
+            at = time.monotonic()
+            await asyncio.sleep(0.001)
+            worst = max(worst, time.monotonic() - at)
+        assert reading.result()[1] is not None
+        await child.exited
+        assert (child.output.bytes, child.output.lines) == (100 << 20, 100 << 10)
+        assert child.output.dropped > 90 << 20
+        assert worst < 0.5
+
+    crews.run(scenario)
+
+
+def test_a_child_that_writes_no_frame_harms_nobody(crews: Shared) -> None:
+    """Nonsense on the socket is refused; the run is killed as any other."""
+
+    async def scenario(launcher: Launcher) -> None:
+        _, result, exited = await perform(launcher, "hostile.writes_nonsense")
+        assert result is None
+        assert exited.code == -signal.SIGKILL
+        _, result, _ = await perform(launcher, "hostile.looks_around")
+        assert result is not None
+
+    crews.run(scenario)
+
+
+def test_a_consumer_that_is_behind_stalls_the_child_and_nothing_else(crews: Shared) -> None:
+    """Unread frames stay in the kernel: the child waits, the service's memory does not grow, a neighbour runs."""
+
+    async def scenario(launcher: Launcher) -> None:
+        flooding = await launcher.take()
+        start(flooding, "duck.endless")
+        await anext(flooding.frames())
+        await _idle(flooding.pid)
+        _, result, _ = await perform(launcher, "duck.answer")
+        assert result is not None
+        flooding.send(Stop())
+        _, result = await read(flooding)
+        assert result is not None
+        assert result.error_type == "Stopped"
+
+    crews.run(scenario)
+
+
+def test_a_child_has_surroundings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories, input, signals and environment are the run's; the token, the journal's path and the sockets not."""
+    monkeypatch.setenv("AIP_CREWAI_BEARER_TOKEN", "secret")
+    monkeypatch.setenv("AIP_CREWAI_BEARER_TOKEN_FILE", "/secret")
+    monkeypatch.setenv("AIP_CREWAI_STATE_FILE", "/secret/runs.json")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OWN", "value")
+
+    async def scenario() -> None:
+        async with launched(tmp_path) as launcher:
+            child = await launcher.take()
+            start(child, "hostile.looks_around")
+            _, result = await read(child)
+            assert result is not None
+            assert result.output is not None
+            seen: dict[str, Any] = result.output["json_dict"]
+            environment = seen["environment"]
+            assert seen["cwd"] == str(child.directory / "cwd")
+            assert environment["HOME"] == str(child.directory / "home")
+            assert environment["TMPDIR"] == str(child.directory / "tmp")
+            assert environment["CREWAI_STORAGE_DIR"] == str(child.directory / "storage")
+            assert (environment["OMP_NUM_THREADS"], environment["RAYON_NUM_THREADS"]) == ("3", "1")
+            assert environment["OWN"] == "value"
+            assert environment["CREWAI_DISABLE_TELEMETRY"] == "true"
+            assert not [name for name in environment if "TOKEN" in name and name.startswith("AIP")]
+            assert "AIP_CREWAI_STATE_FILE" not in environment
+            assert "OTEL_SDK_DISABLED" not in environment
+            assert (seen["stdin"], seen["group"]) == ("null", True)
+            assert seen["sigterm"] == str(signal.SIG_DFL)
+            assert len([one for one in seen["descriptors"] if one.startswith("socket:")]) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_that_a_crew_made_unreadable_is_removed_all_the_same(crews: Shared) -> None:
+    """What a run did to its files does not stay on the disk."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        start(child, "hostile.spoils_its_directory")
+        await read(child)
+        await child.exited
+        await until(lambda: not child.directory.exists())
+
+    crews.run(scenario)
+
+
+def test_a_dead_fork_server_is_replaced_and_its_descendants_are_gone(tmp_path: Path) -> None:
+    """Its children are lost, a daemon of theirs is killed, and who takes a child meanwhile waits for the next one."""
+
+    async def scenario() -> None:
+        async with launched(tmp_path) as launcher:
+            child = await launcher.take()
+            start(child, "hostile.daemonises", marks=str(tmp_path))
+            daemon = int(await until(lambda: _text(tmp_path / "daemon")))
+            server = _parent(child.pid)
+            os.kill(server, signal.SIGKILL)
+            exited = await child.exited
+            assert (exited.code, exited.strangers) == (-9, 0)
+            assert [pid for pid in (child.pid, daemon, server) if running(pid)] == []
+            assert launcher.state == "restarting"
+            _, result, _ = await perform(launcher, "hostile.looks_around")
+            assert result is not None
+            assert launcher.state == "ready"
+
+    asyncio.run(scenario())
+
+
+def test_a_warm_child_that_dies_unused_is_replaced(tmp_path: Path) -> None:
+    """Nobody is given a dead child, and the pool fills up again."""
+    forks: list[int] = []
+
+    def observe(message: Forked | Exited) -> None:
+        if isinstance(message, Forked):
+            forks.append(message.pid)
+
+    async def scenario() -> None:
+        async with launched(tmp_path, observer=observe, warm=1) as launcher:
+            await until(lambda: forks)
+            os.kill(forks[0], signal.SIGKILL)
+            await until(lambda: len(forks) > 1)
+            _, result, _ = await perform(launcher, "duck.answer")
+            assert result is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_take_that_is_given_up_leaves_its_child_to_the_next(crews: Shared) -> None:
+    """Cancelling a take loses no child and starts no run."""
+
+    async def scenario(launcher: Launcher) -> None:
+        await launcher.take()
+        given_up = asyncio.create_task(launcher.take())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        _, result, _ = await perform(launcher, "duck.answer")
+        assert result is not None
+
+    crews.run(scenario)
+
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from crewai_sidecar.frames import Configure, Job
+from crewai_sidecar.runner.launcher import Launcher
+
+async def main():
+    launcher = Launcher()
+    await launcher.start(
+        Configure(registry="tests.crews.hostile:crews", start_directory=sys.argv[1]),
+        run_root=Path(sys.argv[2], "runs"), warm=1, journal_id=sys.argv[3],
+    )
+    child = await launcher.take()
+    child.send(Job(action_id="a", crew_id="daemonises", operation="run", input={"marks": sys.argv[2]}))
+    await child.exited
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_a_killed_service(tmp_path: Path) -> None:
+    """SIGKILL of the service: fork server, children and a daemon without any environment are gone within 2 s."""
+    journal_id = uuid.uuid4().hex
+
+    async def scenario() -> None:
+        service = subprocess.Popen(  # noqa: ASYNC220  # the loop has nothing else to do
+            [sys.executable, "-c", SERVICE, str(REPOSITORY), str(tmp_path), journal_id], cwd=REPOSITORY
+        )
+        try:
+            daemon = int(await until(lambda: _text(tmp_path / "daemon"), 20))
+            family = descendants(service.pid)
+            assert daemon in family
+            assert len(marked(journal_id)) >= 3
+        finally:
+            service.kill()
+            service.wait()
+        await until(lambda: not [pid for pid in family if running(pid)], 2)
+        assert marked(journal_id) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_launcher_that_never_started_can_be_closed(tmp_path: Path) -> None:
+    """Closing is safe at any time, and twice."""
+
+    async def scenario() -> None:
+        launcher = Launcher()
+        await launcher.close()
+        await launcher.close()
+
+    asyncio.run(scenario())
+
+
+async def _idle(pid: int) -> None:
+    """Wait until a process computes no more."""
+    used, before = _ticks(pid), -1
+    while used != before:  # the state of another process can only be looked at
+        await asyncio.sleep(0.1)
+        used, before = _ticks(pid), used
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from crewai_sidecar.ledger import Entry
+from crewai_sidecar.model import Cause, Operation, Status
 
 __all__ = ["EventsPage", "JobsPage", "RecordSummary", "RecordView", "events_page", "record_summary", "record_view"]
 
@@ -20,10 +21,10 @@ class RecordSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     action_id: str
     crew_id: str
-    operation: str
-    status: str
+    operation: Operation
+    status: Status
     event_count: int
-    cause: str | None
+    cause: Cause | None
     error_type: str | None
     provider_started: bool
     worker_stopped: bool | None
@@ -62,7 +63,7 @@ class EventsPage(msgspec.Struct, frozen=True, kw_only=True):
     action_id: str
     cursor: int
     next_cursor: int
-    status: str
+    status: Status
     events: list[dict[str, Any]]
 
 

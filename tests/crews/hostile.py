@@ -145,6 +145,13 @@ def spoils_its_directory(_: Any) -> str:
     return "spoiled"
 
 
+def _is_inheritable(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:
+        return False
+
+
 def looks_around(_: Any) -> dict[str, Any]:
     """Tell where it is and what it has."""
     return {
@@ -155,6 +162,7 @@ def looks_around(_: Any) -> dict[str, Any]:
             "stdin": Path("/proc/self/fd/0").readlink().name,
             "sigterm": str(signal.getsignal(signal.SIGTERM)),
             "descriptors": sorted(str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()),
+            "inheritable": [one for one in range(3, 64) if _is_inheritable(one)],
             "group": os.getpgid(0) == os.getpid(),
         },
     }

@@ -125,7 +125,7 @@ def structured() -> Crew:
     return Crew(agents=[agent], tasks=[task])
 
 
-def slow() -> Crew:
+def slow(**options: Any) -> Crew:
     """The same two tasks with a model that takes its time, for ever."""
     agent = Agent(
         role="Slow",
@@ -135,14 +135,14 @@ def slow() -> Crew:
         llm=ScriptedLLM(model="scripted/slow", script=[act("echo", text="again")], delay=0.2),
         tools=[EchoTool()],
     )
-    return Crew(agents=[agent], tasks=[Task(name="slow", description="d", expected_output="o", agent=agent)])
+    return Crew(agents=[agent], tasks=[Task(name="slow", description="d", expected_output="o", agent=agent)], **options)
 
 
 class Awaits:
     """A crew whose kickoff is CrewAI's asynchronous one."""
 
-    def __init__(self, **options: Any) -> None:
-        self._crew = two_tasks(**options)
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
 
     def kickoff_async(self, inputs: dict[str, Any]) -> Any:
         return self._crew.kickoff_async(inputs=inputs)
@@ -210,8 +210,11 @@ crews: dict[str, Any] = {
     "streaming": streaming,
     "structured": structured,
     "slow": slow,
-    "awaits": Awaits,
-    "awaits_stream": lambda: Awaits(stream=True),
+    "slow_streaming": lambda: slow(stream=True),
+    "slow_awaits": lambda: Awaits(slow()),
+    "slow_awaits_stream": lambda: Awaits(slow(stream=True)),
+    "awaits": lambda: Awaits(two_tasks()),
+    "awaits_stream": lambda: Awaits(two_tasks(stream=True)),
     "passes_on": PassesOn,
     "wrapped": Wrapped,
     "guarded": Guarded,

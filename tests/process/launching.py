@@ -27,6 +27,7 @@ async def launched(
     warm: int = 1,
     observer: Observer | None = None,
     start_directory: Path = REPOSITORY,
+    inherit_fd: int | None = None,
     max_event_bytes: int = 262_144,
     max_output_bytes: int = 4_194_304,
 ) -> AsyncIterator[Launcher]:
@@ -44,6 +45,7 @@ async def launched(
             run_root=root,
             warm=warm,
             journal_id=journal_id,
+            inherit_fd=inherit_fd,
             observer=observer,
         )
         yield launcher

@@ -64,6 +64,8 @@ class Sidecar:
 
     def start(self) -> Self:
         """Start, and wait for the ready line."""
+        if self.process is not None:  # it has ended by itself
+            self._end(signal.SIGKILL)
         self.process = self._spawn()
         line = self._line()
         if not line.startswith("crewai-sidecar ready: "):

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from crewai_sidecar.errors import RegistryRefused
+from crewai_sidecar.errors import RegistryRefused, StartRefused
 from crewai_sidecar.frames import Exited, Forked, Result, Stop
 from crewai_sidecar.linux import descendants
 from crewai_sidecar.runner.launcher import Child, Launcher
-from crewai_sidecar.runner.process_tree import marked
+from crewai_sidecar.runner.process_tree import claim, marked
 from tests.process.launching import REPOSITORY, Shared, launched, perform, read, running, shared, start, until
 
 STEP = 2.0
@@ -76,6 +76,23 @@ def test_a_registry_that_does_not_load_stops_the_start_with_one_line(tmp_path: P
     with pytest.raises(RegistryRefused) as refused:
         asyncio.run(scenario())
     assert str(refused.value) == "AIP_CREWAI_REGISTRY: acme:crews does not load: RuntimeError: boom and more"
+
+
+def test_an_environment_in_which_no_fork_server_can_run_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it said last is in the line, and so is what to do."""
+    (tmp_path / "crewai.py").write_text("raise ImportError('half installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def scenario(start_directory: Path) -> None:
+        async with launched(tmp_path, start_directory=start_directory):
+            pytest.fail("it started")
+
+    with pytest.raises(StartRefused, match="the fork server ends: ImportError: half installed"):
+        asyncio.run(scenario(REPOSITORY))
+    with pytest.raises(StartRefused, match="No such file or directory"):
+        asyncio.run(scenario(tmp_path / "missing"))
 
 
 def test_a_registry_that_ends_the_process_stops_the_start_too(tmp_path: Path) -> None:
@@ -200,18 +217,27 @@ async def _stop(child: Child) -> Exited:
     return await asyncio.wait_for(child.exited, STEP)
 
 
-def test_a_real_crew_stops_at_its_next_step_when_it_is_asked(crews: Shared) -> None:
-    """The first of the three steps is enough for a crew that goes on calling its model."""
+@pytest.mark.parametrize(
+    ("crew", "error_type"),
+    [
+        ("slow", "HookAborted"),
+        ("slow_streaming", "HookAborted"),
+        ("slow_awaits", "CancelledError"),
+        ("slow_awaits_stream", "CancelledError"),
+    ],
+)
+def test_a_real_crew_stops_at_its_next_step_when_it_is_asked(crews: Shared, crew: str, error_type: str) -> None:
+    """The first of the three steps is enough for a crew that goes on calling its model, however it is started."""
 
     async def scenario(launcher: Launcher) -> None:
         child = await launcher.take()
-        start(child, "scripted.slow", topic="x")
+        start(child, f"scripted.{crew}", topic="x")
         await anext(child.frames())
         child.send(Stop())
         begun = time.monotonic()
         _, result = await read(child)
         assert result is not None
-        assert (result.error_type, result.provider_started) == ("HookAborted", True)
+        assert (result.error_type, result.provider_started) == (error_type, True)
         assert time.monotonic() - begun < STEP
 
     crews.run(scenario)
@@ -325,7 +351,9 @@ def test_a_child_has_surroundings_of_its_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("OWN", "value")
 
     async def scenario() -> None:
-        async with launched(tmp_path) as launcher:
+        lock = claim(tmp_path / "runs.json.workers", uuid.uuid4().hex)
+        async with launched(tmp_path, inherit_fd=lock) as launcher:
+            os.close(lock)
             child = await launcher.take()
             start(child, "hostile.looks_around")
             _, result = await read(child)
@@ -346,6 +374,8 @@ def test_a_child_has_surroundings_of_its_own(tmp_path: Path, monkeypatch: pytest
             assert (seen["stdin"], seen["group"]) == ("null", True)
             assert seen["sigterm"] == str(signal.SIG_DFL)
             assert len([one for one in seen["descriptors"] if one.startswith("socket:")]) == 1
+            assert str(tmp_path / "runs.json.workers") in seen["descriptors"]
+            assert seen["inheritable"] == []
 
     asyncio.run(scenario())
 

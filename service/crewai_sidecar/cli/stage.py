@@ -31,6 +31,7 @@ START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 
 EFFECTS_VARIABLE = "CREWAI_SIDECAR_DEMO_EFFECTS"
+"""As in demo.crew, which this process must not import: it loads crewai."""
 
 
 class NotStarted(Exception):
@@ -51,8 +52,8 @@ class Stage:
         self.journal = self.directory / "journal" / "runs.json"
 
     def __enter__(self) -> Self:
-        with open(os.open(self.token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:  # noqa: PTH123
-            file.write(secrets.token_urlsafe(32))
+        self.token_file.touch(mode=0o600, exist_ok=False)
+        self.token_file.write_text(secrets.token_urlsafe(32), "utf-8")
         self.journal.parent.mkdir(mode=0o700)
         (self.directory / "runs").mkdir(mode=0o700)
         return self

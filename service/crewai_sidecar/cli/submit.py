@@ -118,7 +118,7 @@ def _to_the_ending(sidecar: Sidecar, action: Action) -> Iterator[Event]:
 
 def ending_line(view: RecordView) -> str:
     """Say in one line how a record ended that is not completed, and what that leaves to do."""
-    why = " ".join(one_line(part) for part in (view.cause, view.error_type) if part)
+    why = " ".join(one_line(part) for part in (view.cause, view.error_type) if part and part != view.status)
     line = f"Action {view.action_id} {view.status}" + (f" ({why})" if why else "")
     if view.uncertain_outcome:
         line += "; uncertain_outcome: true"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from typing import Any
 
 from crewai import BaseLLM
@@ -47,6 +48,7 @@ class ScriptedModel(BaseLLM):
         number, self._calls = self._calls, self._calls + 1
         text = self.lines[min(number, len(self.lines) - 1)].replace("{topic}", self.scene.topic)
         words = text.split(" ")
+        response_id = f"scripted-{uuid.uuid4().hex[:12]}"
         usage = {"prompt_tokens": self.get_input_tokens_count(messages), "completion_tokens": len(words)}
         usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
         with llm_call_context():
@@ -61,7 +63,7 @@ class ScriptedModel(BaseLLM):
                         from_task=from_task,
                         from_agent=from_agent,
                         call_type=LLMCallType.LLM_CALL,
-                        response_id=f"scripted-{number}",
+                        response_id=response_id,
                     )
             self._track_token_usage_internal(usage)
             self._emit_call_completed_event(
@@ -72,7 +74,7 @@ class ScriptedModel(BaseLLM):
                 messages=messages,
                 usage=usage,
                 finish_reason="stop",
-                response_id=f"scripted-{number}",
+                response_id=response_id,
             )
         return text
 

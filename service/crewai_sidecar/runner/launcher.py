@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import stat
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -20,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from crewai_sidecar import frames, linux
-from crewai_sidecar.errors import RegistryRefused, StartRefused, VolumeRefused, WorkerLost
-from crewai_sidecar.runner import process_tree
+from crewai_sidecar.errors import RegistryRefused, StartRefused, WorkerLost
+from crewai_sidecar.runner import directories, process_tree
 from crewai_sidecar.runner.children import Child
 from crewai_sidecar.runner.server_process import ForkRefused, ServerProcess, environment
 
@@ -85,7 +83,7 @@ class Launcher:
         """
         self._loop = asyncio.get_running_loop()
         self._warm_children, self._inherit, self._observer = warm, inherit_fd, observer
-        self._root = await asyncio.to_thread(_prepare, run_root)
+        self._root = await asyncio.to_thread(directories.prepare, run_root)
         self._environment, handed = environment(os.environ, self._root / "server", journal_id)
         self._configure = msgspec.structs.replace(configure, environment={**handed, **configure.environment})
         process_tree.set_subreaper()
@@ -153,7 +151,7 @@ class Launcher:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if started:
-            await asyncio.to_thread(_remove, self._root)
+            await asyncio.to_thread(directories.remove, self._root)
 
     # -- the fork server ------------------------------------------------------------------------------------------
 
@@ -186,7 +184,7 @@ class Launcher:
             self._deaths += 1
             try:
                 await self._start_server()
-            except (WorkerLost, OSError) as error:
+            except WorkerLost as error:
                 _log.error("the fork server did not start again: %s", error)
                 server = self._server
                 continue
@@ -328,7 +326,7 @@ class Launcher:
             self._unused += 1
 
     def _remove_later(self, child: Child) -> None:
-        self._task(asyncio.to_thread(_remove, child.directory), "remove")
+        self._task(asyncio.to_thread(directories.remove, child.directory), "remove")
 
     def _task(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         task = self._loop.create_task(coroutine, name=name)
@@ -338,29 +336,3 @@ class Launcher:
 
 def _delay(failures: int) -> float:
     return min(_LONGEST_DELAY, _FIRST_DELAY * (1 << min(failures, 16)))
-
-
-def _prepare(root: Path) -> Path:
-    """Make the root a private and empty directory of this user; return its absolute path."""
-    root = root.absolute()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise VolumeRefused(root, "it is not a directory of this user", "Remove it or set AIP_CREWAI_RUN_DIR")
-    root.chmod(0o700)
-    for left in root.iterdir():
-        _remove(left)
-    return root
-
-
-def _remove(path: Path) -> None:
-    """Remove a directory and all below it, also what a crew has made unreadable for its own user. Best effort."""
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        for directory, names, _ in os.walk(path):
-            for name in names:
-                below = Path(directory, name)
-                if not below.is_symlink():  # what it points to is not the run's
-                    with contextlib.suppress(OSError):
-                        below.chmod(0o700)  # before the walk goes there
-        shutil.rmtree(path, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -63,6 +64,7 @@ class ServerProcess:
     ) -> None:
         self.children: dict[int, Child] = {}
         self.alive = False
+        self._serving = False
         self._forked, self._exited, self._lost = forked, exited, lost
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -74,29 +76,38 @@ class ServerProcess:
 
         Raises WorkerLost with what it said last when it ends before that.
         """
-        self.output = OutputPipe("the fork server")
+        self.output = OutputPipe("the fork server")  # what it says last is why it ended
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         passed = (theirs.fileno(),) if inherit is None else (theirs.fileno(), inherit)
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220, S603  # a vfork of some milliseconds; our own command
-                [sys.executable, "-P", "-m", "crewai_sidecar.child.forkserver", str(theirs.fileno())],
-                cwd=configure.start_directory,
-                env=server_environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self.output.writer,
-                stderr=self.output.writer,
-                pass_fds=passed,
-                start_new_session=True,  # so that a terminal's signals miss it, and a sweep can tell what is its
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: ASYNC220, S603  # some milliseconds; a command of our own
+                    [sys.executable, "-P", "-m", "crewai_sidecar.child.forkserver", str(theirs.fileno())],
+                    cwd=configure.start_directory,
+                    env=server_environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.output.writer,
+                    stderr=self.output.writer,
+                    pass_fds=passed,
+                    start_new_session=True,  # so that a terminal's signals miss it, and a sweep can tell what is its
+                )
+        except OSError as error:
+            self._control.close()
+            self.output.close()
+            raise WorkerLost(str(error)) from None
         self.output.close_writer()
         self.pid = self._process.pid
         self._handle = os.pidfd_open(self.pid)
         self.alive = True
         self._loop.add_reader(self._handle, self._gone)
         self._loop.add_reader(self._control, self._receive)
-        self._control.send(frames.packet(configure))
+        with contextlib.suppress(OSError):  # it has ended already, and says so by its exit
+            self._control.send(frames.packet(configure))
         await self._ready
+        if not self.alive:
+            raise WorkerLost("the fork server ended as soon as it was ready")
+        self._serving = True
 
     async def fork(self, child: Child, *, describe: bool = False) -> None:
         """Fork a process for a child.
@@ -182,7 +193,7 @@ class ServerProcess:
             future.exception()  # whoever forked may have been cancelled since
         self._pending.clear()
         self._ended.set()
-        if not self._ready.done():
-            self._ready.set_exception(error)
-        else:
+        if self._serving:
             self._lost()
+        elif not self._ready.done():
+            self._ready.set_exception(error)

@@ -19,6 +19,7 @@ import msgspec
 from crewai_sidecar import jsontext
 
 __all__ = [
+    "HIDDEN_VARIABLES",
     "MAX_FRAME_BYTES",
     "MAX_PACKET_BYTES",
     "Configure",
@@ -50,6 +51,9 @@ MAX_FRAME_BYTES = 8 << 20
 
 MAX_PACKET_BYTES = 64 << 10
 """Bytes of one packet between service and fork server."""
+
+HIDDEN_VARIABLES = ("AIP_CREWAI_BEARER_TOKEN", "AIP_CREWAI_BEARER_TOKEN_FILE", "AIP_CREWAI_STATE_FILE")
+"""Settings that no child may see: what a model makes a tool do is not trusted with the token or the journal's place."""
 
 _LENGTH = 4
 

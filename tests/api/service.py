@@ -93,7 +93,7 @@ class Service:
 
     def number(self, name: str, **labels: str) -> float:
         """The value of a metric."""
-        inside = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        inside = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
         wanted = f"crewai_sidecar_{name}{{{inside}}} " if labels else f"crewai_sidecar_{name} "
         for line in self.metrics.text().decode().splitlines():
             if line.startswith(wanted):

@@ -36,6 +36,9 @@ def until(condition: Callable[[], Any], seconds: float = 15.0, what: str = "the 
 class Sidecar:
     """Starts, speaks to, and ends one service process on a directory."""
 
+    prefix: tuple[str, ...] = ()
+    """What the command is started with, such as a namespace."""
+
     def __init__(self, directory: Path, **settings: str) -> None:
         self.directory = directory
         self.state_file = directory / "state" / "runs.json"
@@ -88,7 +91,7 @@ class Sidecar:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AIP_CREWAI_")}
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "crewai_sidecar", "serve"],
+                [*self.prefix, sys.executable, "-m", "crewai_sidecar", "serve"],
                 env={**environment, **{k: v for k, v in self.settings.items() if v is not None}},
                 cwd=HERE,
                 stdin=subprocess.DEVNULL,

@@ -18,10 +18,10 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 2 MiB, where the journal lives alone."""
+    """A tmpfs of 4 MiB, where the journal lives alone."""
     place = tmp_path / "volume"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", str(place)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0755", "tmpfs", str(place)], check=True)
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import httpx
+import pytest
 from httpx_sse import EventSource
 
 from tests.process.sidecar import TOKEN, Sidecar, family, until_gone
@@ -70,6 +71,7 @@ class Load:
                     self.seen.setdefault(action, {})[int(event.id)] = event.data
 
 
+@pytest.mark.timeout(60 + 30 * ROUNDS)
 def test_random_kills_lose_no_acknowledged_action_and_change_no_event(make_sidecar: Callable[..., Sidecar]) -> None:
     """Every acknowledged Action is there, no effect without a record, every event that a reader saw is unchanged.
 

@@ -170,7 +170,7 @@ def test_a_lost_journal_is_noticed_and_only_an_explicit_word_accepts_it(make_sid
     sidecar.state_file.unlink()
     refusal(sidecar, str(sidecar.state_file), "lost", "accept-loss")
     assert not sidecar.state_file.exists()
-    command = [sys.executable, "-m", "crewai_sidecar", "journal", "accept-loss", str(sidecar.state_file)]
+    command = [sys.executable, "-m", "crewai_sidecar", "journal", "accept-loss", "--yes", str(sidecar.state_file)]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     sidecar.start()
     assert sidecar.request("GET", "/jobs/act_1").status_code == 404

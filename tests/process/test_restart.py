@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.process.sidecar import Sidecar, alive, family, until
 
 
@@ -154,3 +156,18 @@ def rewrite(path: Path, old: str, new: str) -> None:
     end: dict[str, Any] = json.loads(lines[-1])
     end["crc32"] = f"{zlib.crc32(body.encode()):08x}"
     path.write_text(body + json.dumps(end, separators=(",", ":")) + "\n")
+
+
+def test_on_loopback_a_sidecar_may_run_without_a_token_and_without_a_journal(
+    make_sidecar: Callable[..., Sidecar],
+) -> None:
+    """The two development modes; health does not call such a journal durable, so no connector takes it for one."""
+    sidecar = make_sidecar(state_file="", bearer_token="", allow_ephemeral="1", allow_unauthenticated="true").start()
+    health = httpx.get(sidecar.url + "/health").json()
+    assert (health["status"], health["durable_journal"]) == ("ready", False)
+    assert sidecar.submit("crew", {"mark": "m"}, action_id="act_1").status_code == 200
+    assert sidecar.submit("crew", {"mark": "m"}, action_id="act_1").status_code == 200
+    assert sidecar.happened("m") == 1
+    sidecar.restart()
+    assert sidecar.request("GET", "/jobs/act_1").status_code == 404
+    assert not sidecar.state_file.exists()

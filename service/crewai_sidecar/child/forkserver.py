@@ -64,6 +64,8 @@ def _preload() -> Callable[..., int]:
     importlib.import_module("crewai_sidecar.child.crewai_adapter.operations")
     with contextlib.suppress(ImportError):  # it comes with crewai's memory; without it a memory run starts slower
         importlib.import_module("lance_namespace")
+    for name in frames.HIDDEN_VARIABLES:  # crewai has read a .env file, if there is one above its own directory
+        os.environ.pop(name, None)
     names = linux.threads()
     if len(names) != 1:
         raise RuntimeError(f"{len(names)} threads after its imports instead of one ({', '.join(names)})")

@@ -211,6 +211,8 @@ class Run:
         """The child could not import the registry: nothing of the provider's has run."""
         gone = await _gone(child)
         name = (child.error or "").partition(":")[0]
+        if name == "WorkerLost":
+            return _lost(started=False, gone=gone)
         return Ending(
             status=Status.FAILED,
             cause=Cause.EXCEPTION,

@@ -19,9 +19,6 @@ from crewai_sidecar.runner.process_tree import MARKER
 
 __all__ = ["ForkRefused", "ServerProcess", "environment"]
 
-_HIDDEN = ("AIP_CREWAI_BEARER_TOKEN", "AIP_CREWAI_BEARER_TOKEN_FILE", "AIP_CREWAI_STATE_FILE")
-"""What no crew's process learns: the token, and where token and journal are."""
-
 _ALWAYS = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "CREWAI_TRACING_ENABLED": "false",
@@ -45,7 +42,7 @@ class ForkRefused(Exception):
 
 def environment(user: Mapping[str, str], directory: Path, journal_id: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the fork server's environment, and the user's own values that its children are to have again."""
-    server = {name: value for name, value in user.items() if name not in _HIDDEN}
+    server = {name: value for name, value in user.items() if name not in frames.HIDDEN_VARIABLES}
     server |= _ALWAYS | _ONE_THREAD
     server |= {"HOME": str(directory / "home"), "TMPDIR": str(directory / "tmp")}
     server |= {"CREWAI_STORAGE_DIR": str(directory / "storage"), MARKER: journal_id}

@@ -16,4 +16,4 @@ def rebind(storage: str) -> None:
     for name in ("crewai.rag.chromadb.constants", "crewai.rag.chromadb.config"):
         module = sys.modules.get(name)
         if module is not None:
-            module.DEFAULT_STORAGE_PATH = storage  # type: ignore[attr-defined]
+            module.DEFAULT_STORAGE_PATH = storage  # type: ignore[attr-defined]  # a name of the module, not of its type

@@ -1,8 +1,8 @@
 """The door: look-up and reservation in one step, then the disk, then the queue.
 
 Between looking an Action ID up and reserving it there is no await, so of any number of identical requests one is new
-and the others are repeats (CASES F3.1). A repeat that comes while the first is on its way to disk waits for that same
-write. Admission is a task of its own: it does not end with the connection of whoever asked (CASES F4.3).
+and the others are repeats. A repeat that comes while the first is on its way to disk waits for that same
+write. Admission is a task of its own: it does not end with the connection of whoever asked.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Admission:
     async def admit(self, request: StartRequest) -> Admitted:
         """Answer with the durable record of this request.
 
-        Checks in the order of DESIGN.md 6. Raises RequestConflict, ActionArchived, Draining, OperationNotAllowed,
+        Checks in the order of deploy/guide/contract.md. Raises RequestConflict, ActionArchived, Draining, OperationNotAllowed,
         InputInvalid, InvalidActionId, CrewUnknown, QueueFull, and NotStored when the disk did not take it.
         """
         canonical = identity.canonical(
@@ -177,6 +177,6 @@ def _repeat(known: Entry | Tombstone, request_hash: str) -> Entry:
 
 
 def _check_action_id(action_id: str) -> None:
-    """Refuse an id that no path could address: it could be admitted, but never read or cancelled (CONTRACT.md W20)."""
+    """Refuse an id that no path could address: it could be admitted, but never read or cancelled (W20 in tests/README.md)."""
     if action_id in {".", ".."} or "/" in action_id or any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in action_id):
         raise InvalidActionId("An Action ID has no '/', no control character, and is not '.' or '..'.")

@@ -1,6 +1,6 @@
 """Reading events: a reader is a cursor on an entry and, while it waits, one future.
 
-No reader has a queue, so a slow one costs nothing and a dropped one leaves nothing behind (DESIGN.md 5).
+No reader has a queue, so a slow one costs nothing and a dropped one leaves nothing behind.
 """
 
 from __future__ import annotations

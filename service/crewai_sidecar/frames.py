@@ -141,7 +141,7 @@ class Job(msgspec.Struct, frozen=True, tag="job", kw_only=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
-    """Ask the run to stop at its next step: the first of the three steps of stopping (DESIGN.md 2)."""
+    """Ask the run to stop at its next step: the first of the three steps of stopping."""
 
     reason: str = "cancelled"
 

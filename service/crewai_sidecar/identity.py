@@ -1,6 +1,6 @@
 """Who a request is: the rules of the Idempotency-Key and the request hash.
 
-The hash is the seed's: SHA-256 over canonical JSON of six fields (CONTRACT.md 1.7, DESIGN.md 11). The table of which
+The hash is the seed's: SHA-256 over canonical JSON of six fields. The table of which
 spellings are the same request stands in deploy/guide/contract.md; tests hold both to the same vectors.
 """
 
@@ -25,7 +25,7 @@ MAX_KEY_BYTES = 512
 def idempotency_key(values: list[bytes]) -> str:
     """Turn the raw Idempotency-Key header values of one request into the key.
 
-    Outer white space is trimmed: HTTP parsers differ in how much of it they leave (CONTRACT.md 1.2). Quotes belong to
+    Outer white space is trimmed: HTTP parsers differ in how much of it they leave. Quotes belong to
     the key.
 
     Raises KeyMissing for no value or a blank one, KeyInvalid for two values, bytes that are not UTF-8, more than 512
@@ -75,5 +75,5 @@ def request_hash(canonical_text: bytes) -> str:
 
 
 def key_digest(journal_id: str, key: str) -> str:
-    """Salt and hash a key with the journal's id (DESIGN.md 3): comparable inside one journal, never the key itself."""
+    """Salt and hash a key with the journal's id: comparable inside one journal, never the key itself."""
     return hmac.new(bytes.fromhex(journal_id), key.encode("utf-8"), hashlib.sha256).hexdigest()

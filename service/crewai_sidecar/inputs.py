@@ -1,4 +1,4 @@
-"""The rules of each operation's input (CONTRACT.md 1.3): what can be said before any crew is asked."""
+"""The rules of each operation's input: what can be said before any crew is asked."""
 
 from __future__ import annotations
 

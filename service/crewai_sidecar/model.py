@@ -1,4 +1,4 @@
-"""The values of the service: operations, records, tombstones, and the table of endings of DESIGN.md 4 as data."""
+"""The values of the service: operations, records, tombstones, and how a record ends (the table in deploy/guide/contract.md)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Cause(StrEnum):
 
 
 class EventName(StrEnum):
-    """The whole list of event names (DESIGN.md 5)."""
+    """The whole list of event names."""
 
     STARTED = "started"
     CHUNK = "chunk"
@@ -132,7 +132,7 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended, as the runner or the restart fence saw it. One row of DESIGN.md 4 follows from it."""
+    """How a run ended, as the runner or the restart fence saw it. One row of the table of endings follows from it."""
 
     status: Status
     cause: Cause | None = None
@@ -148,7 +148,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uncertain_outcome(self) -> bool:
-        """Set by the restart fence only (the seed, DESIGN.md 4)."""
+        """Set by the restart fence only (the seed)."""
         return self.cause is Cause.RESTART
 
     def to_be_reconciled(self, *, effect_free: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The service process: two listeners in one event loop, and the orders of its start and its end (DESIGN.md 7, 8).
+"""The service process: two listeners in one event loop, and the orders of its start and its end.
 
 uvicorn's own signal handling and lifespan are off: its listener would close on the first SIGTERM, while running
 Actions still have readers, and it would raise the signal again at the end. Sockets are bound here, so that a port in
@@ -47,7 +47,7 @@ CLOSE_SECONDS = 2
 """Time that open responses have to end after the last ending is published."""
 
 MAX_OUTPUT_BYTES = 4_194_304
-"""Bytes of one output in a record (DESIGN.md 5)."""
+"""Bytes of one output in a record."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Every AIP_CREWAI_* variable: its name, default, bounds and meaning, in one place.
 
 Read once, by `read_settings`, and handed down as the frozen group that a part needs. A wrong value stops the start with
-a line that names the variable. Names and defaults are CONTRACT.md 1.12 with DESIGN.md 11.
+a line that names the variable. Names and defaults are part of the contract.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "AIP_CREWAI_"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a listening host is `localhost` or a loopback address; a host name never counts (CONTRACT.md 1.12)."""
+    """Whether a listening host is `localhost` or a loopback address; a host name never counts."""
     if host.lower() == "localhost":
         return True
     try:
@@ -40,7 +40,7 @@ def _names(value: Any) -> Any:
 
 
 def _flag(value: Any) -> Any:
-    """Only 1 and true switch a development mode on, 0, false and nothing leave it off (CONTRACT.md 1.12)."""
+    """Only 1 and true switch a development mode on, 0, false and nothing leave it off."""
     if isinstance(value, str):
         known = {"1": True, "true": True, "0": False, "false": False, "": False}
         if value.lower() not in known:
@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     """Most chunk events of one run that one commit takes."""
 
     journal_tail_bytes: int = Field(default=0, ge=0, le=0)
-    """0: every commit is one checkpoint, the seed to the letter. This version has no other mode."""
+    """0: every commit writes the journal anew, as one checkpoint. This version has no other mode."""
 
     drain_seconds: float = Field(default=20.0, ge=0, le=3600)
     """Time that running Actions have after SIGTERM before they are stopped."""

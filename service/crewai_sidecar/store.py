@@ -23,7 +23,7 @@ from crewai_sidecar.transitions import Update, ended, is_effect_free
 __all__ = ["MAX_TOMBSTONES", "Deliver", "Store"]
 
 MAX_TOMBSTONES = 200_000
-"""Archived Actions that are remembered; none is dropped, beyond it admission stops (DESIGN.md 3)."""
+"""Archived Actions that are remembered; none is dropped, beyond it admission stops."""
 
 _HOLD_SECONDS = 1.0
 """Time after which a held change is tried again without any sign that the disk has recovered."""

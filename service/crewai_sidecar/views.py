@@ -1,6 +1,6 @@
 """What is shown of a record: response types, and how they follow from the ledger's entries. Pure.
 
-The six fields of CONTRACT.md 1.5 first, the rest beside them. Nothing here is a secret: the key is a salted digest, the
+The six fields that a connector reads first, the rest beside them. Nothing here is a secret: the key is a salted digest, the
 input was never kept.
 """
 

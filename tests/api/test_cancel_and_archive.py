@@ -145,6 +145,15 @@ async def test_an_archive_must_be_confirmed(service: Service, headers: dict[str,
 
 
 @in_a_service()
+async def test_an_id_of_blanks_must_be_confirmed_too(service: Service) -> None:
+    """A header cannot carry outer blanks, but it must be there."""
+    await service.done(" ")
+    assert (await service.client.delete("/jobs/%20")).status_code == 428
+    confirmation = {"X-AIP-Archive-Confirmation": ""}
+    assert (await service.client.delete("/jobs/%20", headers=confirmation)).status_code == 200
+
+
+@in_a_service()
 async def test_what_runs_or_is_to_be_reconciled_is_not_archived(service: Service) -> None:
     """409 for both; what was cancelled before it started may go."""
     await service.begin()

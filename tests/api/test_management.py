@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from crewai_sidecar import __version__
-from crewai_sidecar.errors import JournalFull
 from crewai_sidecar.model import Cause, Status
 from tests.api.service import Service, client_of, in_a_service
 
@@ -45,13 +44,13 @@ async def test_health_says_why_admission_is_closed(service: Service) -> None:
     """By the code that a new Action would get; the service is ready all the same (CONTRACT.md W27)."""
     for number in range(4):
         await service.done(f"act_{number}")
-    assert (await service.get("/health")).json()["admission"] == "retained_bound"
     assert (await service.start("act_5")).json()["code"] == "retained_bound"
     assert service.number("admission_open") == 0
-    await service.archive("act_0")
-    service.store._trouble = JournalFull("full")
     health = (await service.get("/health")).json()
-    assert (health["status"], health["admission"]) == ("ready", "journal_full")
+    assert (health["status"], health["admission"]) == ("ready", "retained_bound")
+    await service.archive("act_0")
+    assert (await service.get("/health")).json()["admission"] == "open"
+    assert service.number("admission_open") == 1
 
 
 @in_a_service()

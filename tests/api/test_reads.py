@@ -50,7 +50,7 @@ async def test_whatever_can_be_admitted_can_be_read_cancelled_and_archived(servi
         for prefix in ("/jobs", "/runs"):
             cancelled = await client.post(path.replace("/jobs", prefix) + "/cancel", json=body)
             assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
-        confirmation = {b"x-aip-archive-confirmation": action_id.encode()}
+        confirmation = {b"x-aip-archive-confirmation": action_id.strip().encode()}
         archived = await client.delete(path, headers=confirmation)
         assert (archived.status_code, archived.json()["action_id"]) == (200, action_id)
 

@@ -376,6 +376,18 @@ async def test_a_wait_that_ends_first_is_504_and_the_action_goes_on(service: Ser
 
 
 @in_a_service()
+async def test_a_wait_ends_when_the_service_closes_over_a_held_ending(service: Service) -> None:
+    """504 and not a cut connection; an ending that is there is told."""
+    held = asyncio.create_task(service.start("act_held"))
+    told = asyncio.create_task(service.start("act_told"))
+    await until(lambda: service.store.watch.readers == 2)
+    await service.scheduler.end("act_told", Status.CANCELLED, Cause.SHUTDOWN)
+    service.closing.set()
+    assert ((await held).status_code, (await held).json()["code"]) == (504, "wait_timeout")
+    assert ((await told).json()["code"], (await told).json()["cause"]) == ("run_cancelled", "shutdown")
+
+
+@in_a_service()
 async def test_a_caller_that_goes_away_leaves_no_waiter_behind(service: Service) -> None:
     """The Action goes on."""
     async with service.listening() as (client, _):

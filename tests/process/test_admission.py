@@ -11,7 +11,7 @@ from tests.process.sidecar import TOKEN, Sidecar, until
 
 
 def test_fifty_identical_requests_at_once_run_one_crew_and_all_get_its_result(shared: Sidecar) -> None:
-    """CASES F3.1."""
+    """One of them is new work, the others are repeats."""
     with ThreadPoolExecutor(50) as pool:
         answers = list(
             pool.map(
@@ -42,7 +42,7 @@ def test_the_same_action_id_with_another_request_is_a_conflict(shared: Sidecar) 
 
 
 def test_the_run_does_not_hang_on_the_connection(shared: Sidecar) -> None:
-    """A client that goes away half-way finds the result when it comes back (CASES F4.3)."""
+    """A client that goes away half-way finds the result when it comes back."""
     host, _, port = shared.url.removeprefix("http://").partition(":")
     body = (
         b'{"crew_id":"crew","action_id":"act_gone","input":{"effects":"%s","mark":"gone","seconds":0.5}}'
@@ -110,7 +110,7 @@ def test_what_is_to_be_reconciled_cannot_be_archived(shared: Sidecar) -> None:
 
 
 def test_a_cancel_reaches_an_action_that_is_being_admitted(shared: Sidecar) -> None:
-    """Never: 200 for the cancel and then the job starts (CONTRACT.md W8)."""
+    """Never: 200 for the cancel and then the job starts (W8)."""
     for number in range(15):
         action = f"act_early_{number}"
         with ThreadPoolExecutor(2) as pool:
@@ -125,7 +125,7 @@ def test_a_cancel_reaches_an_action_that_is_being_admitted(shared: Sidecar) -> N
 
 
 def test_every_operation_goes_through_the_same_door(shared: Sidecar) -> None:
-    """Admitted, journalled, run in a child, answered in the shape of CONTRACT.md 1.5."""
+    """Admitted, journalled, run in a child, answered in the contract's shapes."""
     asked = {
         "run": {},
         "batch_run": {"inputs": [{"effects": str(shared.effects)}, {"fail": True}]},

@@ -1,4 +1,4 @@
-"""DESIGN.md 4, each row by a real process: what the record says, and what really happened."""
+"""The table of endings, each row by a real process: what the record says, and what really happened."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_cancel_of_a_child_that_swallows_it_is_bounded_and_truthful(shared: Si
 
 
 def test_two_cancels_in_a_row_end_the_same_way(shared: Sidecar) -> None:
-    """The second interrupts nothing of the first (CONTRACT.md W11)."""
+    """The second interrupts nothing of the first (W11)."""
     action = shared.begin("stubborn", {"mark": "twice"})
     shared.wait_for_effect("twice")
     with ThreadPoolExecutor() as pool:

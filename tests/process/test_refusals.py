@@ -91,7 +91,7 @@ def test_a_port_in_use_is_a_sentence(make_sidecar: Make) -> None:
 
 
 def test_a_second_process_on_the_same_journal_is_refused_and_the_first_notices_nothing(make_sidecar: Make) -> None:
-    """It opens no port and writes nothing (CASES F2.1)."""
+    """It opens no port and writes nothing."""
     first = make_sidecar().start()
     action = first.begin("crew", {"mark": "running", "seconds": 2})
     first.wait_for_effect("running")
@@ -127,7 +127,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int, bytes]]:
 def test_a_journal_that_cannot_be_read_is_refused_and_left_as_it_is(
     make_sidecar: Make, content: bytes, words: list[str]
 ) -> None:
-    """Never start empty over it: every repeat would be paid twice (CASES F7.3)."""
+    """Never start empty over it: every repeat would be paid twice."""
     sidecar = make_sidecar()
     sidecar.state_file.parent.mkdir(mode=0o700)
     sidecar.state_file.write_bytes(content)
@@ -177,7 +177,7 @@ def test_a_lost_journal_is_noticed_and_only_an_explicit_word_accepts_it(make_sid
 
 
 def test_a_bound_below_what_the_journal_has_names_the_variable_and_its_least_value(make_sidecar: Make) -> None:
-    """Written under one bound, it is read under the same (CONTRACT.md W3)."""
+    """Written under one bound, it is read under the same (W3)."""
     sidecar = make_sidecar().start()
     for number in range(6):
         sidecar.submit("streaming", {"chunks": 3, "pause": 0.05, "text": "z" * 1500}, action_id=f"act_{number}")
@@ -262,7 +262,7 @@ def test_something_else_in_place_of_the_journal_is_refused(make_sidecar: Make, k
 
 
 def test_leftover_temporary_files_are_removed_and_nothing_else(make_sidecar: Make) -> None:
-    """Only our own pattern, never followed (CASES F7.3)."""
+    """Only our own pattern, never followed."""
     sidecar = make_sidecar().start()
     sidecar.submit("crew", {"mark": "m"}, action_id="act_1")
     sidecar.kill()

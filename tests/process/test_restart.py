@@ -58,7 +58,7 @@ def test_an_accepted_action_is_uncertain_by_the_seed_but_not_to_be_reconciled(
 
 
 def test_a_repeat_is_answered_from_the_journal_when_crew_and_operation_are_gone(sidecar: Sidecar) -> None:
-    """Durable records stay reachable whatever policy and registry say now (CONTRACT.md W21)."""
+    """Durable records stay reachable whatever policy and registry say now (W21)."""
     first = sidecar.submit("everything", {"query": ["q"]}, action_id="act_1", operation="run")
     assert first.status_code == 200
     sidecar.stop()

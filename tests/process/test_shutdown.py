@@ -1,4 +1,4 @@
-"""SIGTERM: who is let in, what is written, how it ends (DESIGN.md 8)."""
+"""SIGTERM: who is let in, what is written, how it ends."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.process.sidecar import Sidecar, until
 
 
 def test_a_slot_is_held_until_the_child_is_gone(make_sidecar: Callable[..., Sidecar]) -> None:
-    """A timeout ends the wait and the child, not only the wait (CONTRACT.md W13)."""
+    """A timeout ends the wait and the child, not only the wait (W13)."""
     sidecar = make_sidecar(max_concurrency="1").start()
     stuck = sidecar.begin("stubborn", {"mark": "stuck"}, timeout_ms=300)
     following = sidecar.begin("crew", {"mark": "following"})
@@ -26,7 +26,7 @@ def test_a_slot_is_held_until_the_child_is_gone(make_sidecar: Callable[..., Side
 
 
 def test_time_in_the_queue_does_not_count_to_the_operation_timeout(make_sidecar: Callable[..., Sidecar]) -> None:
-    """The caller's wait does count it, and says 504 while the Action goes on (CONTRACT.md W17)."""
+    """The caller's wait does count it, and says 504 while the Action goes on (W17)."""
     sidecar = make_sidecar(max_concurrency="1").start()
     first = sidecar.begin("crew", {"mark": "first", "seconds": 1.5})
     sidecar.wait_for_effect("first")
@@ -42,7 +42,7 @@ def test_time_in_the_queue_does_not_count_to_the_operation_timeout(make_sidecar:
 
 
 def test_a_blocking_caller_of_a_cancelled_action_gets_409(shared: Sidecar) -> None:
-    """Not a 500 out of the wait (CONTRACT.md W11c)."""
+    """Not a 500 out of the wait (W11c)."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(shared.submit, "crew", {"mark": "blocked", "seconds": 30}, action_id="act_blocked")
         shared.wait_for_effect("blocked")
@@ -53,7 +53,7 @@ def test_a_blocking_caller_of_a_cancelled_action_gets_409(shared: Sidecar) -> No
 
 
 def test_a_cancel_closes_a_streaming_output(shared: Sidecar) -> None:
-    """Between two chunks the run stops when it is asked, without a signal (CONTRACT.md W11b)."""
+    """Between two chunks the run stops when it is asked, without a signal (W11b)."""
     action = shared.begin("streaming", {"mark": "flow", "chunks": 10_000, "pause": 0.02})
     shared.wait_for_effect("flow")
     begin = time.monotonic()
@@ -65,7 +65,7 @@ def test_a_cancel_closes_a_streaming_output(shared: Sidecar) -> None:
 def test_crews_that_hold_every_slot_delay_neither_health_nor_repeats_nor_admissions(
     make_sidecar: Callable[..., Sidecar],
 ) -> None:
-    """No thread of theirs is one of ours (CONTRACT.md W14, W22, W23)."""
+    """No thread of theirs is one of ours (W14, W22, W23)."""
     sidecar = make_sidecar(max_concurrency="4").start()
     sidecar.submit("crew", {"mark": "known"}, action_id="act_known")
     stuck = [sidecar.begin("stubborn", {"mark": f"stuck-{n}"}) for n in range(4)]
@@ -85,7 +85,7 @@ def test_crews_that_hold_every_slot_delay_neither_health_nor_repeats_nor_admissi
 
 
 def test_a_key_that_was_used_before_is_seen_in_the_record(shared: Sidecar) -> None:
-    """A new Action ID is new work whatever its key; the digests show that two Actions share one (CONTRACT.md W18)."""
+    """A new Action ID is new work whatever its key; the digests show that two Actions share one (W18)."""
     for action in ("act_key_1", "act_key_2"):
         assert shared.submit("crew", {"mark": "same-key"}, action_id=action, key="one-key").status_code == 200
     assert shared.record("act_key_1")["key_digest"] == shared.record("act_key_2")["key_digest"]
@@ -95,14 +95,14 @@ def test_a_key_that_was_used_before_is_seen_in_the_record(shared: Sidecar) -> No
 def test_web_concurrency_starts_one_process_all_the_same(
     make_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal has one writer (CONTRACT.md W29)."""
+    """The journal has one writer (W29)."""
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
     sidecar = make_sidecar().start()
     assert sidecar.submit("crew").status_code == 200
 
 
 def test_a_log_line_of_a_run_names_its_action_and_no_text_of_the_crew(shared: Sidecar) -> None:
-    """JSON lines on standard error (CONTRACT.md W26)."""
+    """JSON lines on standard error (W26)."""
     shared.submit("crew", {"mark": "logged", "fail": 1}, action_id="act_logged")
     lines = [json.loads(line) for line in shared.errors().splitlines()]
     assert any(line.get("action_id") == "act_logged" for line in lines)

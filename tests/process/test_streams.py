@@ -92,7 +92,7 @@ def test_a_stream_is_resumed_by_cursor_and_by_last_event_id(shared: Sidecar) -> 
     ],
 )
 def test_text_cannot_forge_an_event(shared: Sidecar, text: str) -> None:
-    """Parsed back it is the text that the crew wrote (CASES F6.5)."""
+    """Parsed back it is the text that the crew wrote."""
     action = shared.begin("streaming", {"chunks": 2, "text": text})
     shared.ended(action)
     events = read(shared, f"/jobs/{action}/events")
@@ -106,7 +106,7 @@ def test_text_cannot_forge_an_event(shared: Sidecar, text: str) -> None:
 
 
 def test_output_that_is_not_strict_json_is_made_so_and_marked(shared: Sidecar) -> None:
-    """The effect happened: the stream must not break after it (CONTRACT.md W28)."""
+    """The effect happened: the stream must not break after it (W28)."""
     response = shared.submit("odd", action_id="act_odd")
     assert response.status_code == 200
     assert "NaN" not in response.text
@@ -117,7 +117,7 @@ def test_output_that_is_not_strict_json_is_made_so_and_marked(shared: Sidecar) -
 
 
 def test_an_output_larger_than_a_frame_is_whole_in_the_record_and_cut_in_the_stream(shared: Sidecar) -> None:
-    """Over 4 MiB it is cut in the record as well; the Action is completed all the same (CONTRACT.md W5)."""
+    """Over 4 MiB it is cut in the record as well; the Action is completed all the same (W5)."""
     shared.submit("large", {"mark": "large", "bytes": 3_000_000}, action_id="act_large")
     assert shared.record("act_large")["output"]["raw"] == "x" * 3_000_000
     with stream(shared, "/jobs/act_large/events") as response:
@@ -133,7 +133,7 @@ def test_an_output_larger_than_a_frame_is_whole_in_the_record_and_cut_in_the_str
 
 
 def test_the_event_bound_drops_and_counts_but_never_fails_a_run(make_sidecar: Callable[..., Sidecar]) -> None:
-    """Nor does any event that was written make the next start refuse (CONTRACT.md W3)."""
+    """Nor does any event that was written make the next start refuse (W3)."""
     sidecar = make_sidecar(max_events_per_run="5", max_event_bytes="1024").start()
     action = sidecar.begin("streaming", {"chunks": 30, "pause": 0.01, "text": "y" * 900})
     record = sidecar.ended(action)
@@ -147,7 +147,7 @@ def test_the_event_bound_drops_and_counts_but_never_fails_a_run(make_sidecar: Ca
 
 
 def test_two_hundred_dropped_readers_leave_nothing_behind(shared: Sidecar) -> None:
-    """Before the first byte, after one event, and the run goes on (CASES F6.1)."""
+    """Before the first byte, after one event, and the run goes on."""
     action = shared.begin("crew", {"mark": "watched", "seconds": 4})
     shared.wait_for_effect("watched")
     host, _, port = shared.url.removeprefix("http://").partition(":")
@@ -178,7 +178,7 @@ def test_two_hundred_dropped_readers_leave_nothing_behind(shared: Sidecar) -> No
 
 
 def test_two_runs_at_the_same_time_never_see_each_other(shared: Sidecar) -> None:
-    """A process of its own for each (CASES F5.1)."""
+    """A process of its own for each."""
     found: dict[str, str] = {}
 
     def one(name: str) -> None:

@@ -105,6 +105,6 @@ def test_a_tombstone_is_read_back_as_it_was_written() -> None:
     ],
 )
 def test_a_line_that_is_no_record_is_refused_with_the_fact(line: bytes, fact: str) -> None:
-    """A gap in the sequences is found at the start, not by a reader later (CONTRACT.md W7b)."""
+    """A gap in the sequences is found at the start, not by a reader later (W7b)."""
     with pytest.raises(codec.InvalidLine, match=fact):
         codec.decode_line(line)

@@ -1,4 +1,4 @@
-"""The table of endings (DESIGN.md 4), row by row."""
+"""The table of endings, row by row."""
 
 from __future__ import annotations
 

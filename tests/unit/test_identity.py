@@ -25,7 +25,7 @@ def text_of(body: str, *, key: str = "k", timeout_ms: int | None = None) -> byte
 
 
 def test_the_two_published_vectors_hash_as_published() -> None:
-    """CONTRACT.md 1.7."""
+    """Canonical text and hash, to the letter."""
     first = canonical(
         action_id="act_1",
         crew_id="support",
@@ -80,12 +80,12 @@ def test_spellings_of_the_same_request_have_one_hash(one: str, other: str) -> No
     ],
 )
 def test_different_requests_differ_in_their_hash(one: str, other: str) -> None:
-    """Types, big integers, Unicode composition, absence and order of lists matter (CASES F3.4)."""
+    """Types, big integers, Unicode composition, absence and order of lists matter."""
     assert text_of(one) != text_of(other)
 
 
 def test_an_absent_timeout_is_not_the_default_timeout() -> None:
-    """CONTRACT.md 1.7: absent is null in the canonical text."""
+    """Absent is null in the canonical text."""
     assert text_of("{}") != text_of("{}", timeout_ms=600_000)
 
 
@@ -103,7 +103,7 @@ def test_an_absent_timeout_is_not_the_default_timeout() -> None:
     ],
 )
 def test_a_key_is_its_utf_8_text_without_outer_blanks(raw: bytes, key: str) -> None:
-    """Quotes belong to the key, and 512 bytes of UTF-8 fit (CONTRACT.md 1.2's trap)."""
+    """Quotes belong to the key, and 512 bytes of UTF-8 fit as UTF-8, not as Latin-1."""
     assert idempotency_key([raw]) == key
 
 
@@ -187,6 +187,6 @@ def test_written_json_is_one_line_of_ascii() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": object()}])
 def test_what_json_has_no_form_for_is_not_written(value: object) -> None:
-    """NaN is never put down as a token that other parsers refuse (CONTRACT.md W28)."""
+    """NaN is never put down as a token that other parsers refuse (W28)."""
     with pytest.raises((ValueError, TypeError)):
         jsontext.encode(value)

@@ -62,7 +62,7 @@ BAD: list[tuple[Operation, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("operation", "value"), GOOD)
 def test_an_input_within_its_rules_passes(operation: Operation, value: dict[str, Any]) -> None:
-    """CONTRACT.md 1.3, bounds included."""
+    """The bounds themselves are inside."""
     check_input(operation, value)
 
 

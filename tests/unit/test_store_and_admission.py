@@ -104,7 +104,7 @@ def in_a_house(**values: Any) -> Callable[[Callable[[House], Awaitable[None]]], 
 
 @in_a_house()
 async def test_nothing_is_visible_before_it_is_durable(house: House) -> None:
-    """Neither the record nor an event (CONTRACT.md W2)."""
+    """Neither the record nor an event (W2)."""
     task = house.start()
     await turns()
     assert house.store.find("act_1") is None
@@ -160,7 +160,7 @@ async def test_another_request_of_the_same_id_while_the_first_is_written_is_a_co
 
 @in_a_house()
 async def test_a_caller_that_goes_away_takes_nothing_along(house: House) -> None:
-    """The admission and every commit go on without whoever awaited them (CONTRACT.md W1, W9)."""
+    """The admission and every commit go on without whoever awaited them (W1, W9)."""
     task = house.start()
     await turns()
     task.cancel()
@@ -181,7 +181,7 @@ async def test_a_caller_that_goes_away_takes_nothing_along(house: House) -> None
 
 @in_a_house()
 async def test_readers_wake_with_the_ending_and_its_event_together(house: House) -> None:
-    """No reader ever sees a status without its terminal event (CONTRACT.md W10)."""
+    """No reader ever sees a status without its terminal event (W10)."""
     entry = await house.admitted()
     waiting = asyncio.create_task(house.store.ending("act_1", 5))
     await turns()

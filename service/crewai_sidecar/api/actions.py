@@ -15,7 +15,7 @@ from crewai_sidecar.api.wire import ClientGone, query, start_request
 from crewai_sidecar.errors import ActionArchived, ActionUnknown, CrewMismatch, SidecarError
 from crewai_sidecar.ledger import Entry
 
-__all__ = ["action_id", "admit", "answer", "disconnected", "find", "location", "unless_gone"]
+__all__ = ["action_id", "admit", "answer", "disconnected", "find", "location", "wait_for_ending"]
 
 
 async def admit(request: AnyRequest, *, alias: bool = False) -> Admitted:
@@ -79,19 +79,20 @@ async def disconnected(receive: Any) -> None:
         pass
 
 
-async def unless_gone(request: AnyRequest, coming: Any) -> Any:
-    """Wait for something on behalf of a client, but no longer than the client does.
+async def wait_for_ending(request: AnyRequest, wanted: str, seconds: float) -> None:
+    """Wait for an Action's ending on behalf of a client: until it is there, the time is over, or the service closes.
 
-    Raises ClientGone.
+    Raises ClientGone when the client has closed the connection before that.
     """
-    task = asyncio.ensure_future(coming)
+    service = parts(request)
+    ending = asyncio.create_task(service.store.ending(wanted, seconds))
     gone = asyncio.create_task(disconnected(request.receive))
+    closing = asyncio.create_task(service.closing.wait())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
+        await asyncio.wait({ending, gone, closing}, return_when=asyncio.FIRST_COMPLETED)
+        if not (ending.done() or closing.done()):
+            raise ClientGone
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.wait({task, gone})
+        for task in (ending, gone, closing):
+            task.cancel()
+        await asyncio.wait({ending, gone, closing})

@@ -1,10 +1,10 @@
 """The bearer token: where it comes from, what it must be, and how a request is compared with it.
 
 A token file may be a symlink and may be readable by others, as Kubernetes mounts a Secret (a link into a dated
-directory, mode 0644 by default, 0440 under an fsGroup; CASES F1.4): what reads the volume has the token anyhow. It must
+directory, mode 0644 by default, 0440 under an fsGroup): what reads the volume has the token anyhow. It must
 not be writable by group or others: whoever can write it decides who gets in. It is read again when it changes, looked
 at once a second at most, and the former token stays valid for five minutes, so that both sides of a rotation need not
-be changed at the same moment (DESIGN.md 9).
+be changed at the same moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from crewai_sidecar.settings import PREFIX, Settings
 __all__ = ["GRACE_SECONDS", "MAX_TOKEN_BYTES", "Token", "read_token"]
 
 MAX_TOKEN_BYTES = 16_384
-"""Bytes of a token file (CONTRACT.md 1.11)."""
+"""Bytes of a token file."""
 
 GRACE_SECONDS = 300.0
 """Time that a former token stays valid."""

@@ -8,7 +8,7 @@ import msgspec
 from litestar.response.base import ASGIResponse
 
 from crewai_sidecar import transitions
-from crewai_sidecar.api.actions import action_id, admit, answer, find, location, unless_gone
+from crewai_sidecar.api.actions import action_id, admit, answer, find, location, wait_for_ending
 from crewai_sidecar.api.parts import AnyRequest, Parts, parts
 from crewai_sidecar.api.problems import problem
 from crewai_sidecar.api.wire import CANCEL_FIELDS, header, headers, query, query_integer, read_fields
@@ -47,7 +47,7 @@ WAIT_MS = 600_000
 """A blocking caller's wait where the Action names no timeout."""
 
 CANCEL_SECONDS = 10.0
-"""Time in which a cancel must have its ending on disk (DESIGN.md 4)."""
+"""Time in which a cancel must have its ending on disk."""
 
 
 # -- start ----------------------------------------------------------------------------------------------------------
@@ -75,8 +75,7 @@ async def _start(request: AnyRequest, *, alias: bool) -> ASGIResponse:
         headers = {"Location": location(entry.record.action_id), "Preference-Applied": "respond-async"}
         return answer(record_view(entry), 202, headers)
     seconds = (entry.record.timeout_ms or WAIT_MS) / 1000
-    store = parts(request).store
-    await unless_gone(request, store.ending(entry.record.action_id, seconds))
+    await wait_for_ending(request, entry.record.action_id, seconds)
     return _outcome(entry.record, waited=True)
 
 
@@ -196,7 +195,7 @@ async def _cancel(request: AnyRequest, *, alias: bool = False) -> ASGIResponse:
         _check_alias(entry)
     if not entry.record.ended:
         service.scheduler.cancel(wanted, reason=body.get("reason"), cancelled_by=_cancelled_by(request))
-        await unless_gone(request, service.store.ending(wanted, CANCEL_SECONDS))
+        await wait_for_ending(request, wanted, CANCEL_SECONDS)
         if not entry.record.ended:
             raise StopUnconfirmed(
                 f"The stop is ordered, and no ending was on disk within {CANCEL_SECONDS:.0f} s; read the record."
@@ -227,7 +226,9 @@ async def archive(request: AnyRequest) -> ASGIResponse:
     """Replace an ended record by a tombstone. Its Action ID stays spent: every route answers 410."""
     service = parts(request)
     wanted = action_id(request)
-    if header(request, b"x-aip-archive-confirmation") != wanted.encode("utf-8"):
+    confirmed = header(request, b"x-aip-archive-confirmation")
+    asked = wanted.strip(" \t").encode("utf-8")  # a header cannot carry an id's outer blanks
+    if confirmed is None or confirmed.strip(b" \t") != asked:
         raise ArchiveUnconfirmed("X-AIP-Archive-Confirmation must be the Action ID of the path.")
     while wanted in service.archiving:  # one at a time: what is archived once has no record to archive again
         await asyncio.wait([service.archiving[wanted]])

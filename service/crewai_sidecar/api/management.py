@@ -1,6 +1,6 @@
 """How the service is: /health and /drain on the contract port, probes and metrics on the management port.
 
-Liveness never depends on the disk, readiness means that records can be read (DESIGN.md 7): a restart would turn every
+Liveness never depends on the disk, readiness means that records can be read: a restart would turn every
 running Action into an uncertain one.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Drained", "Health", "drain", "health", "management_routes"]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connector checks before it uses the service (CONTRACT.md 1.10), and what an operator asks next.
+    """What a connector checks before it uses the service, and what an operator asks next.
 
     `admission` is `open`, or the code of the refusal that a new Action would get.
     """

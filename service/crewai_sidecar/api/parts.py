@@ -19,7 +19,7 @@ from crewai_sidecar.telemetry.metrics import Metrics
 __all__ = ["HEARTBEAT_SECONDS", "AnyRequest", "Parts", "Scheduler", "parts"]
 
 HEARTBEAT_SECONDS = 15.0
-"""Time after which a quiet stream gets a comment (DESIGN.md 5): below the read limits of proxies."""
+"""Time after which a quiet stream gets a comment: below the read limits of proxies."""
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
 

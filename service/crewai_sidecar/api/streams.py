@@ -1,4 +1,4 @@
-"""Events as a page and as a stream (DESIGN.md 5).
+"""Events as a page and as a stream.
 
 A stream is a cursor on the record and nothing else: it looks, sends what is there, and waits for news. Events are
 stored encoded, so a frame is three lines around bytes that exist already. A client that goes away ends its stream at

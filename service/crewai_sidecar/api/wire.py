@@ -1,4 +1,4 @@
-"""Requests: bytes in, checked values out, in the order of DESIGN.md 6. Nothing here has an effect.
+"""Requests: bytes in, checked values out, in the order of checks of deploy/guide/contract.md. Nothing here has an effect.
 
 The fields of a body are declared once, as data: the check and the OpenAPI description both read the list.
 """
@@ -208,7 +208,7 @@ def trace_context(values: list[bytes]) -> tuple[str | None, str | None]:
 
 
 def headers(request: AnyRequest, name: bytes) -> list[bytes]:
-    """All values of a header, as raw bytes: a framework's text would be Latin-1 (CONTRACT.md 1.2)."""
+    """All values of a header, as raw bytes: a framework's text would be Latin-1."""
     return [value for found, value in request.scope["headers"] if found.lower() == name]
 
 

@@ -26,7 +26,7 @@ HEARTBEAT_SECONDS = 15.0
 """The service sends a comment at least this often; three missed ones mean that the connection is dead."""
 
 LONGEST_OPERATION_SECONDS = 3600.0
-"""A blocking start without a timeout of its own is answered after this at the latest (CONTRACT.md 1.11)."""
+"""A blocking start without a timeout of its own is answered after this at the latest."""
 
 READ_SECONDS = 30.0
 

@@ -19,7 +19,7 @@ from crewai_sidecar.connector.errors import BrokenContract, Refused, from_httpx
 __all__ = ["MAX_ANSWER_BYTES", "TokenSource", "Transport", "read_json"]
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Bytes of one JSON answer (CONTRACT.md 1.11)."""
+"""Bytes of one JSON answer."""
 
 CONNECT_SECONDS = 10.0
 

@@ -107,5 +107,5 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        """Whether a connector may use it: ready, and with a journal on disk (CONTRACT.md 1.10)."""
+        """Whether a connector may use it: ready, and with a journal on disk."""
         return self.status == "ready" and self.durable_journal

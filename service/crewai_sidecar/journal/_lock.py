@@ -1,4 +1,4 @@
-"""The companion lock: one process for one journal, and the memory of which journal was here (the seed; DESIGN.md 3)."""
+"""The companion lock: one process for one journal, and the memory of which journal was here (the seed)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules for the journal's directory and file (the seed; DESIGN.md 11), checked before anything is read or written.
+"""The rules for the journal's directory and file (the seed), checked before anything is read or written.
 
     directory   a real directory of this user, without group or world write
     journal     a regular file of this user, without any group or world bit

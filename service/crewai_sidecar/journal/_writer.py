@@ -180,7 +180,7 @@ class DurableJournal:
             )
 
     def _check_ours(self) -> None:
-        """Refuse, from now on, to replace a file that is not the one we wrote last (CASES F2.3)."""
+        """Refuse, from now on, to replace a file that is not the one we wrote last."""
         if self._estranged is not None:
             raise self._estranged
         found = _generation_on_disk(self._path)

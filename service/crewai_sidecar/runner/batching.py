@@ -1,7 +1,7 @@
 """From what a child says to what is stored: joined chunks, bounded events, and the evidence in them.
 
 Chunks of one task and agent that wait for the same commit become one event, so a burst costs little and a quiet stream
-is not delayed (DESIGN.md 5). Beyond the bounds an event is counted, never an error: a run does not fail for it.
+is not delayed. Beyond the bounds an event is counted, never an error: a run does not fail for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FROM_CHILD = frozenset(EventName) - {
 """What a child may say. The other events are the service's own word."""
 
 _EVIDENCE = {"task_id": "task_ids", "response_id": "model_response_ids", "tool_name": "tool_names"}
-"""Which data of an event is kept in which field of the record (DESIGN.md 3): ids and names, no text."""
+"""Which data of an event is kept in which field of the record: ids and names, no text."""
 
 _NAME_LENGTH = 256
 

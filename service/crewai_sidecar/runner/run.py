@@ -2,7 +2,7 @@
 
     queued -> child taken -> `started` durable -> job sent -> result or order to stop -> child gone -> ending durable
 
-The first of result, cancel, timeout and shutdown to be ordered decides how the record ends (DESIGN.md 4). The slot is
+The first of result, cancel, timeout and shutdown to be ordered decides how the record ends. The slot is
 held until the child is gone and the ending is on disk, whatever the crew does.
 """
 

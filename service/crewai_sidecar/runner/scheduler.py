@@ -24,7 +24,7 @@ from crewai_sidecar.store import Store
 __all__ = ["MAX_WAITING_BYTES", "Scheduler"]
 
 MAX_WAITING_BYTES = 256 << 20
-"""Bytes of inputs that may wait for a slot (DESIGN.md 2)."""
+"""Bytes of inputs that may wait for a slot."""
 
 _log = logging.getLogger(__name__)
 

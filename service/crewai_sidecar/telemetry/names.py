@@ -1,7 +1,7 @@
 """Every metric, declared once: name, unit, help, labels, and the values that a label may have.
 
 Label values are bounded by these lists or by the code (route templates, HTTP codes); anything else is counted under
-OTHER. No Action ID, key, crew or text of a caller is ever a label (CASES F8.1).
+OTHER. No Action ID, key, crew or text of a caller is ever a label.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_a_child_cannot_say_the_services_own_words() -> None:
 
 
 def test_an_event_over_its_bound_is_counted() -> None:
-    """What was written must be read back under the same bound (CONTRACT.md W3)."""
+    """What was written must be read back under the same bound (W3)."""
     waiting = pending(max_event_bytes=1024)
     waiting.add(Event(name="task_started", data={"task_name": "x" * 2000}))
     batch = waiting.take(0)

@@ -79,7 +79,7 @@ def test_a_name_says_its_unit() -> None:
 
 
 def test_the_time_of_a_run_is_told_apart_up_to_an_hour() -> None:
-    """The longest timeout there is (CASES F8.1)."""
+    """The longest timeout there is."""
     (run_seconds,) = [metric for metric in METRICS if metric.name == "run_seconds"]
     assert run_seconds.buckets[-1] == 3600
 

@@ -1,4 +1,4 @@
-"""From what a crew returns to what the contract promises (CONTRACT.md 1.5): strict JSON of a known shape and size."""
+"""From what a crew returns to what the contract promises: strict JSON of a known shape and size."""
 
 from __future__ import annotations
 

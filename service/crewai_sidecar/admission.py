@@ -93,8 +93,9 @@ class Admission:
     async def admit(self, request: StartRequest) -> Admitted:
         """Answer with the durable record of this request.
 
-        Checks in the order of deploy/guide/contract.md. Raises RequestConflict, ActionArchived, Draining, OperationNotAllowed,
-        InputInvalid, InvalidActionId, CrewUnknown, QueueFull, and NotStored when the disk did not take it.
+        Checks in the order of deploy/guide/contract.md. Raises RequestConflict, ActionArchived, Draining,
+        OperationNotAllowed, InputInvalid, InvalidActionId, CrewUnknown, QueueFull, and NotStored when the disk did not
+        take it.
         """
         canonical = identity.canonical(
             action_id=request.action_id,
@@ -177,6 +178,6 @@ def _repeat(known: Entry | Tombstone, request_hash: str) -> Entry:
 
 
 def _check_action_id(action_id: str) -> None:
-    """Refuse an id that no path could address: it could be admitted, but never read or cancelled (W20 in tests/README.md)."""
+    """Refuse an id that no path could address: it could be admitted, but never read or cancelled."""
     if action_id in {".", ".."} or "/" in action_id or any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in action_id):
         raise InvalidActionId("An Action ID has no '/', no control character, and is not '.' or '..'.")

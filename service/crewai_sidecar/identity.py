@@ -1,7 +1,7 @@
 """Who a request is: the rules of the Idempotency-Key and the request hash.
 
-The hash is the seed's: SHA-256 over canonical JSON of six fields. The table of which
-spellings are the same request stands in deploy/guide/contract.md; tests hold both to the same vectors.
+The hash is the seed's: SHA-256 over canonical JSON of six fields. The table of which spellings are the same request
+stands in deploy/guide/contract.md; tests hold both to the same vectors.
 """
 
 from __future__ import annotations

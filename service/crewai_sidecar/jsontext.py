@@ -1,10 +1,9 @@
 """Strict JSON: what is read from outside and what is ever written.
 
-Reading refuses what the standard library lets pass and other parsers understand differently (W28 in
-tests/README.md): duplicate keys, NaN and infinities, numbers that overflow, lone surrogates, integers of more than 4,300 digits,
-and nesting that would exhaust the stack. Writing is compact ASCII on one line, so a text can be a line of the journal
-and the data line of a server-sent event as it is: U+0085, U+2028 and U+2029 are escaped like every other character
-beyond ASCII.
+Reading refuses what the standard library lets pass and other parsers understand differently: duplicate keys, NaN and
+infinities, numbers that overflow, lone surrogates, integers of more than 4,300 digits, and nesting that would exhaust
+the stack. Writing is compact ASCII on one line, so a text can be a line of the journal and the data line of a
+server-sent event as it is: U+0085, U+2028 and U+2029 are escaped like every other character beyond ASCII.
 """
 
 from __future__ import annotations

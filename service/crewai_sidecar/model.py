@@ -1,4 +1,4 @@
-"""The values of the service: operations, records, tombstones, and how a record ends (the table in deploy/guide/contract.md)."""
+"""The values of the service: operations, records, tombstones, and how a record ends (deploy/guide/contract.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What is shown of a record: response types, and how they follow from the ledger's entries. Pure.
 
-The six fields that a connector reads first, the rest beside them. Nothing here is a secret: the key is a salted digest, the
-input was never kept.
+The six fields that a connector reads first, the rest beside them. Nothing here is a secret: the key is a salted digest,
+the input was never kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests: bytes in, checked values out, in the order of checks of deploy/guide/contract.md. Nothing here has an effect.
+"""Requests: bytes in, checked values out, in the order of deploy/guide/contract.md. Nothing here has an effect.
 
 The fields of a body are declared once, as data: the check and the OpenAPI description both read the list.
 """

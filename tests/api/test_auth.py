@@ -64,7 +64,7 @@ def test_a_text_that_no_header_could_carry_stops_the_start(tmp_path: Path, text:
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o444, 0o644])
 def test_a_file_that_others_can_read_is_accepted(tmp_path: Path, mode: int) -> None:
-    """As Kubernetes mounts a Secret (CASES F1.4)."""
+    """As Kubernetes mounts a Secret."""
     file = tmp_path / "token"
     file.write_text("t\n")
     file.chmod(mode)

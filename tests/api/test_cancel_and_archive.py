@@ -74,7 +74,7 @@ async def test_a_stop_that_is_not_confirmed_in_time_is_503(service: Service, mon
 
 
 def test_a_cancel_waits_ten_seconds() -> None:
-    """DESIGN.md 4."""
+    """As the guide says."""
     assert jobs.CANCEL_SECONDS == 10.0
 
 
@@ -103,7 +103,7 @@ async def test_a_cancel_s_body_is_checked(service: Service, fields: dict[str, An
 
 @in_a_service(store_on=ManualJournal)
 async def test_a_cancel_waits_for_an_action_that_is_being_admitted(service: Service) -> None:
-    """Never 404 and then the job starts (CONTRACT.md W8)."""
+    """Never 404 and then the job starts (W8)."""
     journal = service.journal
     assert isinstance(journal, ManualJournal)
     start = asyncio.create_task(service.start(headers={"Prefer": "respond-async"}))

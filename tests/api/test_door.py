@@ -46,7 +46,7 @@ async def test_a_token_that_is_missing_or_wrong_is_401(service: Service, values:
 
 @in_a_service()
 async def test_a_token_that_is_not_ascii_is_401(service: Service) -> None:
-    """Compared as bytes, so nothing can raise (CONTRACT.md W25)."""
+    """Compared as bytes, so nothing can raise (W25)."""
     async with client_of(service.app) as client:
         for value in (b"Bearer \xe9", "Bearer é".encode(), "Bearer \U0001f511".encode()):
             response = await client.get("/health", headers={b"authorization": value})
@@ -55,7 +55,7 @@ async def test_a_token_that_is_not_ascii_is_401(service: Service) -> None:
 
 @in_a_service()
 async def test_a_wrong_token_is_answered_before_the_body_is_read(service: Service) -> None:
-    """CONTRACT.md W24: over a real connection, while the body has not even been sent."""
+    """Over a real connection, while the body has not even been sent (W24)."""
     async with service.listening() as (_, port):
         stream, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(
@@ -109,7 +109,7 @@ async def test_a_method_that_a_path_has_not_is_405_with_those_that_it_has(
 
 @in_a_service()
 async def test_no_request_makes_a_new_series(service: Service) -> None:
-    """Ids, scanner paths, invented methods, crews and operations are no label values (CASES F8.1)."""
+    """Ids, scanner paths, invented methods, crews and operations are no label values."""
     for path in ("/jobs/x", "/jobs/x/events", "/x"):
         await service.get(path)
     await service.client.request("BREW", "/x")

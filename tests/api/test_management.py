@@ -11,7 +11,7 @@ from tests.api.service import Service, client_of, in_a_service
 
 @in_a_service(allowed_operations=("train", "run"), training_dir="/t")
 async def test_health_has_what_a_connector_checks_and_what_an_operator_asks(service: Service) -> None:
-    """CONTRACT.md 1.10, with the state of admission beside it."""
+    """The fields that it goes by, and the state of admission beside them."""
     await service.begin()
     await service.begin("act_2")
     await service.scheduler.start("act_2")
@@ -41,7 +41,7 @@ async def test_health_has_what_a_connector_checks_and_what_an_operator_asks(serv
 
 @in_a_service(max_retained_runs=4)
 async def test_health_says_why_admission_is_closed(service: Service) -> None:
-    """By the code that a new Action would get; the service is ready all the same (CONTRACT.md W27)."""
+    """By the code that a new Action would get; the service is ready all the same (W27)."""
     for number in range(4):
         await service.done(f"act_{number}")
     assert (await service.start("act_5")).json()["code"] == "retained_bound"
@@ -69,7 +69,7 @@ async def test_drain_refuses_new_actions_and_returns_at_once(service: Service) -
 @pytest.mark.parametrize(("state", "code"), [("starting", 503), ("ready", 200), ("draining", 503)])
 @in_a_service()
 async def test_probes_need_no_token_and_liveness_never_changes(service: Service, state: str, code: int) -> None:
-    """DESIGN.md 7; nothing secret is said (CASES F9.5)."""
+    """Nothing secret is said there."""
     service.state = state
     async with client_of(service.management) as client:
         assert (await client.get("/livez")).status_code == 200

@@ -45,7 +45,7 @@ async def test_the_description_is_the_pinned_one(service: Service) -> None:
 
 @in_a_service()
 async def test_the_description_needs_the_token(service: Service) -> None:
-    """Nothing is public on the contract port (CONTRACT.md W27)."""
+    """Nothing is public on the contract port (W27)."""
     async with client_of(service.app) as stranger:
         assert (await stranger.get("/openapi.json")).status_code == 401
     description = await described(service)
@@ -90,7 +90,7 @@ async def test_every_code_of_the_table_is_described_under_its_number(service: Se
 
 @in_a_service()
 async def test_the_codes_of_a_start_are_all_there(service: Service) -> None:
-    """CONTRACT.md 1.5 and DESIGN.md 11, with the headers that belong to them."""
+    """All of them, with the headers that belong to them."""
     found = operations(await described(service))
     start = found["POST /jobs"]["responses"]
     assert set(start) == {

@@ -93,7 +93,7 @@ async def test_an_archived_action_is_410_on_every_route(service: Service) -> Non
 
 @in_a_service()
 async def test_a_read_that_names_another_crew_is_refused(service: Service) -> None:
-    """Whoever may read one crew's records says so, and gets no other's (CONTRACT.md W19)."""
+    """Whoever may read one crew's records says so, and gets no other's (W19)."""
     await service.done()
     for path in ("/jobs/act_1", "/jobs/act_1/events", "/runs/act_1"):
         assert (await service.get(path, params={"crew_id": "crew"})).status_code == 200

@@ -49,7 +49,7 @@ async def test_a_repeat_is_answered_from_the_record_and_runs_nothing(service: Se
 
 @in_a_service()
 async def test_fifty_identical_starts_at_once_are_one_action(service: Service) -> None:
-    """All get its result (CASES F3.1)."""
+    """All get its result."""
     starts = [asyncio.create_task(service.start()) for _ in range(50)]
     await until(lambda: service.store.watch.readers == 50)
     await service.scheduler.complete("act_1", {"raw": "one"})
@@ -114,7 +114,7 @@ INVALID_JSON = [
 @pytest.mark.parametrize("content", INVALID_JSON)
 @in_a_service()
 async def test_what_is_not_strict_json_is_400_and_never_500(service: Service, content: bytes) -> None:
-    """CASES F3.4."""
+    """Whatever route it is sent to."""
     for path in ("/jobs", "/jobs/stream", "/runs", "/runs/stream", "/jobs/act_1/cancel"):
         assert await post(service, content, path) == (400, "invalid_json")
 
@@ -227,7 +227,7 @@ async def test_an_input_is_measured_as_compact_utf_8(service: Service) -> None:
 async def test_the_key_is_the_header_s_bytes_as_utf_8(
     service: Service, key: bytes | None, expected: tuple[int, str]
 ) -> None:
-    """CASES F3.5."""
+    """Bounded in bytes, and never cut short."""
     service.scheduler.answer = {}
     assert await post(service, json.dumps(BODY).encode(), key=key) == expected
 
@@ -242,7 +242,7 @@ async def test_two_keys_are_refused(service: Service) -> None:
 
 @in_a_service(allowed_operations=("run", "batch_run"))
 async def test_a_start_is_refused_by_the_first_check_that_applies(service: Service) -> None:
-    """DESIGN.md 6 from its end to its beginning: each request has all the faults of the ones before it."""
+    """The order of the guide, from its end to its beginning: each request has all the faults of the ones before it."""
     await service.done("act_known")
     await service.done("act_archived")
     await service.archive("act_archived")
@@ -315,7 +315,7 @@ async def test_an_archived_action_is_410_and_another_request_of_its_id_409(servi
 @pytest.mark.parametrize("action_id", [".", "..", "a/b", "/", "a\x00", "a\x7f", "a\x85", "a\n"])
 @in_a_service()
 async def test_an_action_id_that_no_path_could_address_is_refused(service: Service, action_id: str) -> None:
-    """It could be admitted, but never read, cancelled or archived (CONTRACT.md W20)."""
+    """It could be admitted, but never read, cancelled or archived (W20)."""
     response = await service.start(action_id)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_action_id")
 

@@ -82,7 +82,7 @@ async def test_a_start_that_is_refused_is_a_problem_and_no_stream(service: Servi
 )
 @in_a_service()
 async def test_accept_chooses_between_page_and_stream(service: Service, accept: str) -> None:
-    """A substring, whatever its case (CONTRACT.md 1.2)."""
+    """A substring, whatever its case."""
     await service.done()
     response = await service.get("/jobs/act_1/events", headers={"Accept": accept})
     assert response.headers["content-type"] == "text/event-stream"
@@ -122,7 +122,7 @@ async def test_events_are_shown_as_they_become_durable(service: Service) -> None
 
 @in_a_service(heartbeat_seconds=0.01)
 async def test_a_quiet_stream_is_kept_alive_by_comments(service: Service) -> None:
-    """They consume no id, and go on until there is news (CONTRACT.md W15)."""
+    """They consume no id, and go on until there is news (W15)."""
     await service.begin()
     async with service.listening() as (client, _), reader(client, "/jobs/act_1/events") as lines:
         assert [await anext(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]
@@ -133,7 +133,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(service: Service) -> Non
 
 @in_a_service()
 async def test_two_hundred_readers_that_go_leave_nothing_behind(service: Service) -> None:
-    """Before the first event or after it, while nothing happens; the run goes on (CASES F6.1)."""
+    """Before the first event or after it, while nothing happens; the run goes on."""
     await service.begin()
     headers = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\nAccept: text/event-stream\r\n"
     request = f"GET /jobs/act_1/events HTTP/1.1\r\n{headers}\r\n"
@@ -192,7 +192,7 @@ async def test_a_stream_of_an_action_that_is_archived_meanwhile_ends(service: Se
 )
 @in_a_service()
 async def test_text_cannot_forge_an_event(service: Service, text: str) -> None:
-    """Parsed back it is the text that was written (CASES F6.5)."""
+    """Parsed back it is the text that was written."""
     await ended_with_chunks(service, text, text)
     events = await read(service, "/jobs/act_1/events")
     assert [event.event for event in events] == ["started", "chunk", "chunk", "completed"]
@@ -244,7 +244,7 @@ async def test_an_event_written_in_another_order_keeps_its_name(service: Service
 
 @in_a_service()
 async def test_an_output_over_a_frame_is_cut_in_the_stream_and_whole_in_the_record(service: Service) -> None:
-    """No frame passes the connector's 1 MiB (CONTRACT.md W5)."""
+    """No frame passes the connector's 1 MiB (W5)."""
     await service.done(output={"raw": "x" * 3_000_000, "token_usage": {}, "tasks_output": []})
     response = await service.get("/jobs/act_1/events", headers=SSE)
     frames = response.content.split(b"\n\n")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+import unicodedata
 from pathlib import Path
+from typing import Any, Literal
 
-from crewai_sidecar import errors
+from crewai_sidecar import errors, identity, jsontext
 from crewai_sidecar.api import problems
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +83,43 @@ def test_every_error_has_a_code_of_its_own() -> None:
         if isinstance(value, type) and issubclass(value, errors.SidecarError)
     ]
     assert len(codes) == len(set(codes))
+
+
+def test_the_table_of_spellings_says_what_the_hash_does() -> None:
+    """deploy/guide/contract.md: which requests are the same, row by row."""
+    page = rows(ROOT / "deploy/guide/contract.md")
+    begin = next(index for index, row in enumerate(page) if row[:3] == ["First request", "Second request", "Same?"])
+    compared = 0
+    for first, second, same, _ in itertools.takewhile(lambda row: len(row) == 4, page[begin + 2 :]):
+        equal = hash_of(first) == hash_of(second)
+        assert equal == (same == "yes"), (first, second)
+        compared += 1
+    assert compared >= 15
+
+
+def hash_of(cell: str) -> str:
+    """The request hash of what a cell of the table describes."""
+    text = " ".join(re.findall(r"`([^`]*)`", cell))
+    if cell.startswith("key"):
+        raw = f" {text}\t" if "blanks" in cell else text
+        return spelt({}, key=raw)
+    if cell.endswith("absent"):
+        return spelt({})
+    if text.startswith("{"):
+        form: Literal["NFC", "NFD"] = "NFD" if cell.endswith("decomposed") else "NFC"
+        return spelt({"input": jsontext.decode(unicodedata.normalize(form, text).encode())})
+    return spelt(jsontext.decode(b"{%s}" % text.encode()))
+
+
+def spelt(fields: dict[str, Any], key: str = "k") -> str:
+    """Hash a body of these fields, with the service's own defaults."""
+    return identity.request_hash(
+        identity.canonical(
+            action_id="act_1",
+            crew_id="c",
+            operation=fields.get("operation", "run"),
+            input_object=fields.get("input", {}),
+            timeout_ms=fields.get("timeout_ms"),
+            key=identity.idempotency_key([key.encode()]),
+        )
+    )

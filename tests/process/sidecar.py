@@ -36,6 +36,9 @@ def until(condition: Callable[[], Any], seconds: float = 15.0, what: str = "the 
 class Sidecar:
     """Starts, speaks to, and ends one service process on a directory."""
 
+    start_directory = HERE
+    """Where it is started: the first place in which its registry is looked for."""
+
     prefix: tuple[str, ...] = ()
     """What the command is started with, such as a namespace."""
 
@@ -93,7 +96,7 @@ class Sidecar:
             return subprocess.Popen(
                 [*self.prefix, sys.executable, "-m", "crewai_sidecar", "serve"],
                 env={**environment, **{k: v for k, v in self.settings.items() if v is not None}},
-                cwd=HERE,
+                cwd=self.start_directory,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

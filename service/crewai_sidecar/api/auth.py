@@ -1,10 +1,10 @@
 """The bearer token: where it comes from, what it must be, and how a request is compared with it.
 
 A token file may be a symlink and may be readable by others, as Kubernetes mounts a Secret (a link into a dated
-directory, mode 0644 by default, 0440 under an fsGroup): what reads the volume has the token anyhow. It must
-not be writable by group or others: whoever can write it decides who gets in. It is read again when it changes, looked
-at once a second at most, and the former token stays valid for five minutes, so that both sides of a rotation need not
-be changed at the same moment.
+directory, mode 0644 by default, 0440 under an fsGroup): what reads the volume has the token anyhow. It must not be
+writable by group or others: whoever can write it decides who gets in. It is read again when it changes, looked at once
+a second at most, and the former token stays valid for five minutes, so that both sides of a rotation need not be
+changed at the same moment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the service is: /health and /drain on the contract port, probes and metrics on the management port.
 
-Liveness never depends on the disk, readiness means that records can be read: a restart would turn every
-running Action into an uncertain one.
+Liveness never depends on the disk, readiness means that records can be read: a restart would turn every running Action
+into an uncertain one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ No reader has a queue, so a slow one costs nothing and a dropped one leaves noth
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 
 from crewai_sidecar import codec, jsontext
 from crewai_sidecar.model import EventName
@@ -61,8 +62,11 @@ def completed_event(output: bytes, sequence: int, limit: int = MAX_COMPLETED_BYT
     other parts are left out. `output_truncated` says so; the record itself has the output whole.
     """
     whole = b'{"event":"completed","sequence":%d,"data":%s}' % (sequence, output)
-    if len(whole) <= limit:
-        return whole
+    return whole if len(whole) <= limit else _cut(output, sequence, limit)
+
+
+@lru_cache(maxsize=4)  # tens of milliseconds for a long text, and many readers may want the same one
+def _cut(output: bytes, sequence: int, limit: int) -> bytes:
     fields = jsontext.decode(output)
     short = {"raw": fields.get("raw"), "token_usage": fields.get("token_usage", {}), "tasks_output": []}
     cut: dict[str, object] = {**fields, "output_truncated": True, "output_bytes": len(output)}

@@ -67,7 +67,9 @@ class Ledger:
     def apply(self, update: Update) -> None:
         """Make a durable change visible."""
         if isinstance(update.record, Tombstone):
-            self._count(self._entries.pop(update.record.action_id).record, -1)
+            archived = self._entries.pop(update.record.action_id, None)
+            if archived is not None:
+                self._count(archived.record, -1)
             self._tombstones[update.record.action_id] = update.record
             return
         entry = self._entries.get(update.record.action_id)

@@ -28,7 +28,7 @@ from crewai_sidecar.api.auth import read_token
 from crewai_sidecar.app import create_contract_app, create_management_app
 from crewai_sidecar.clock import SystemClock
 from crewai_sidecar.errors import JournalOverBound, SettingRefused, StartRefused
-from crewai_sidecar.frames import Configure
+from crewai_sidecar.frames import Configure, Exited, Forked
 from crewai_sidecar.journal import Opened, memory_journal, open_journal
 from crewai_sidecar.runner import process_tree
 from crewai_sidecar.runner.launcher import Launcher
@@ -98,7 +98,7 @@ class _Service:
             await asyncio.to_thread(store.restore, opened.lines)
             del opened
             store.resume()
-            self._metrics.fenced(store.fenced)
+            self._metrics.fenced(store.fenced, store.fenced_to_be_reconciled)
             launcher = Launcher()
             ends.push_async_callback(launcher.close)
             starting = launcher.start(
@@ -112,6 +112,7 @@ class _Service:
                 warm=settings.warm_children,
                 journal_id=store.journal_id,
                 inherit_fd=workers_lock,
+                observer=self._count_child,
             )
             if not await self._unless_terminated(starting):
                 return
@@ -171,6 +172,10 @@ class _Service:
         return await asyncio.to_thread(
             process_tree.claim, state_file.with_name(state_file.name + ".workers"), journal_id
         )
+
+    def _count_child(self, message: Forked | Exited) -> None:
+        ended = "exited" if isinstance(message, Exited) and message.code >= 0 else "killed"
+        self._metrics.child("forked" if isinstance(message, Forked) else ended)
 
     def _announce(self, contract: _Listener, management: _Listener) -> None:
         place = self._settings.state_file or "none (nothing survives this process)"

@@ -16,7 +16,7 @@ from crewai_sidecar.errors import JournalRefused, NotStored, RetainedBound, Sett
 from crewai_sidecar.events import Watch, completed_event
 from crewai_sidecar.journal import Change, Journal
 from crewai_sidecar.ledger import Entry, Ledger
-from crewai_sidecar.model import Cause, Ending, Status, Tombstone
+from crewai_sidecar.model import Cause, Ending, Record, Status, Tombstone
 from crewai_sidecar.settings import PREFIX, Settings
 from crewai_sidecar.transitions import Update, ended, is_effect_free
 
@@ -51,7 +51,7 @@ class Store:
     def __init__(self, journal: Journal, deliver: Deliver, settings: Settings, clock: Clock) -> None:
         self.ledger = Ledger()
         self.watch = Watch()
-        self.fenced = 0
+        self.fenced = self.fenced_to_be_reconciled = 0
         self._journal = journal
         self._settings = settings
         self._clock = clock
@@ -91,6 +91,9 @@ class Store:
             )
         fence = [self._fence(entry) for entry in self.ledger if not entry.record.ended]
         self.fenced = len(fence)
+        self.fenced_to_be_reconciled = sum(
+            isinstance(update.record, Record) and update.record.to_be_reconciled for update in fence
+        )
         refused = self._journal.start([self._change(update) for update in fence])
         for update in fence:
             self.ledger.apply(update)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from crewai_sidecar import jsontext
 from crewai_sidecar.clock import Clock
 from crewai_sidecar.errors import QueueFull
 from crewai_sidecar.frames import Crew
@@ -25,6 +26,9 @@ __all__ = ["MAX_WAITING_BYTES", "Scheduler"]
 
 MAX_WAITING_BYTES = 256 << 20
 """Bytes of inputs that may wait for a slot."""
+
+MAX_REASON_BYTES = 2048
+"""Bytes, as encoded, that are kept of a cancel's reason: the ending must fit the room that was kept for it."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ class Scheduler:
         observe: Callable[[Record, float], None],
     ) -> None:
         self.draining = False
+        self._stopping = False
         self._store = store
         self._launcher = launcher
         self._around = Surroundings(store, launcher, settings, clock)
@@ -83,6 +88,8 @@ class Scheduler:
         """Queue a durable record, in the place that was reserved for it."""
         self._reserved -= 1
         self._queue[action_id] = Run(self._around, action_id, input_object, input_bytes)
+        if self._stopping:  # its admission was on the way to disk when the service began to stop
+            self._order(action_id, Order(Cause.SHUTDOWN))
         self._dispatch()
 
     # -- what the routes ask --------------------------------------------------------------------------------------
@@ -104,7 +111,7 @@ class Scheduler:
 
     def cancel(self, action_id: str, *, reason: str | None, cancelled_by: str | None) -> None:
         """Order a run to stop. Without effect where it has ended or something else has decided already."""
-        self._order(action_id, Order(Cause.CANCELLED, reason, cancelled_by))
+        self._order(action_id, Order(Cause.CANCELLED, _fitting(reason), cancelled_by))
 
     def drain(self) -> None:
         """Refuse new Actions from now on."""
@@ -112,16 +119,16 @@ class Scheduler:
 
     async def drained(self, seconds: float) -> None:
         """Wait until nothing is queued or running, `seconds` at most."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        deadline = self._clock.monotonic() + seconds
+        while self._tasks and (left := deadline - self._clock.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)  # what waited for a slot has one now: look again
 
     async def shutdown(self, seconds: float) -> bool:
         """Stop what is queued and running, and wait for the endings; False when one is still held by the disk."""
-        self.draining = True
+        self.draining = self._stopping = True
         for action_id in [*self._queue, *self._running]:
             self._order(action_id, Order(Cause.SHUTDOWN))
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        await self.drained(seconds)
         return not self._store.ledger.running
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -178,3 +185,10 @@ class Scheduler:
                 },
             )
             self._observe(record, seconds)
+
+
+def _fitting(reason: str | None) -> str | None:
+    """Cut a reason to what is kept of it."""
+    while reason and jsontext.length(reason) > MAX_REASON_BYTES:
+        reason = reason[: len(reason) * MAX_REASON_BYTES // jsontext.length(reason)]
+    return reason

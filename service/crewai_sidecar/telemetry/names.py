@@ -100,7 +100,7 @@ METRICS: tuple[Declared, ...] = (
         "children_total",
         "counter",
         "What happened to the processes of runs.",
-        labels={"kind": frozenset({"forked", "exited", "killed", "lost", "refused"})},
+        labels={"kind": frozenset({"forked", "exited", "killed"})},
     ),
     Declared("journal_commits_total", "counter", "Commits that became durable."),
     Declared("journal_changes_total", "counter", "Changes in these commits."),

@@ -90,3 +90,14 @@ def test_sigterm_while_it_starts_ends_it(make_sidecar: Callable[..., Sidecar], t
     everything = family(sidecar.pid)
     assert sidecar.stop(15) == 0
     assert not alive(everything)
+
+
+def test_what_waits_for_a_slot_still_gets_one_in_the_drain_time(make_sidecar: Callable[..., Sidecar]) -> None:
+    """Everything that was admitted runs to its end while there is time."""
+    sidecar = make_sidecar(max_concurrency="1", drain_seconds="20").start()
+    actions = [sidecar.begin("crew", {"mark": str(number), "seconds": 0.3}) for number in range(4)]
+    sidecar.wait_for_effect("0")
+    assert sidecar.stop() == 0
+    sidecar.start()
+    assert {sidecar.record(action)["status"] for action in actions} == {"completed"}
+    assert sidecar.effects.read_text().split() == ["0", "1", "2", "3"]

@@ -142,7 +142,7 @@ class Settings(BaseSettings):
     max_state_bytes: int = Field(default=268_435_456, ge=1_048_576, le=4_294_967_296)
     """Bytes of the journal, the room kept for endings among them."""
 
-    ending_room_bytes: int = Field(default=4096, ge=1024, le=1_048_576)
+    ending_room_bytes: int = Field(default=4096, ge=4096, le=1_048_576)
     """Bytes kept free in the journal for the ending of each admitted Action."""
 
     stream_checkpoint_events: int = Field(default=128, ge=1, le=10_000)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from crewai_sidecar import codec
 from crewai_sidecar.clock import Clock, timestamp
-from crewai_sidecar.errors import JournalRefused, NotStored, RetainedBound, SettingRefused
+from crewai_sidecar.errors import JournalFull, JournalRefused, NotStored, RetainedBound, SettingRefused
 from crewai_sidecar.events import Watch, completed_event
 from crewai_sidecar.journal import Change, Journal
 from crewai_sidecar.ledger import Entry, Ledger
@@ -61,7 +61,7 @@ class Store:
         self._held: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
         self._unwritten: list[Update] = []
         self._admitting = 0
-        self._trouble: NotStored | None = None
+        self._unsettled: set[str] = set()  # keys whose fence is published but not written yet
         deliver.store = self
 
     # -- restoring ------------------------------------------------------------------------------------------------
@@ -98,22 +98,27 @@ class Store:
         for update in fence:
             self.ledger.apply(update)
         if refused is not None:
-            self._trouble = refused
             self._unwritten = [Update(update.record, urgent=True) for update in fence]
 
     def resume(self) -> None:
         """Go on, on the event loop, with the fence that `restore` could not write."""
         for update in self._unwritten:
-            task = asyncio.get_running_loop().create_task(self.hold(update))
+            self._unsettled.add(update.record.action_id)
+            task = asyncio.get_running_loop().create_task(self._write_fence(update))
             self._held.add(task)
             task.add_done_callback(self._held.discard)
         self._unwritten = []
+
+    async def _write_fence(self, update: Update) -> None:
+        await self.hold(update)
+        self._unsettled.discard(update.record.action_id)
 
     def _check_bounds(self, action_id: str) -> None:
         entry = self.ledger.find(action_id)
         if not isinstance(entry, Entry):
             return
-        count, longest = entry.event_count, max(map(len, entry.events), default=0)
+        count = entry.event_count + (not entry.record.ended)  # the fence adds an ending to what is running
+        longest = max(map(len, entry.events), default=0)
         if count > self._settings.max_events_per_run:
             raise SettingRefused(
                 PREFIX + "MAX_EVENTS_PER_RUN", f"Action {action_id} has more events; it must be {count} at least"
@@ -146,8 +151,10 @@ class Store:
         admits = self.ledger.find(update.record.action_id) is None
         if admits:
             self._check_retained()
-            self._admitting += 1
+        elif isinstance(update.record, Tombstone) and update.record.action_id in self._unsettled:
+            raise JournalFull("The ending of this Action is not on disk yet.")  # and would undo the tombstone
         change = self._change(update)
+        self._admitting += admits
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending[change] = (update, future)
         self._journal.submit(change)
@@ -183,6 +190,7 @@ class Store:
 
     def _publish(self, batch: list[tuple[Change, NotStored | None]]) -> None:
         """Apply what the disk has taken and wake who waits for it, in the journal's order."""
+        recovered = False
         for change, error in batch:
             if change not in self._pending:  # the restart fence: `restore` has published it
                 continue
@@ -190,17 +198,15 @@ class Store:
             if self.ledger.find(change.key) is None:
                 self._admitting -= 1
             if error is None:
-                self._trouble = None
+                recovered = True
                 self.ledger.apply(update)
                 self.watch.wake(update)
-            else:
-                self._trouble = error
             if not future.done():
                 if error is None:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
-        if self._trouble is None and self._recovered is not None:
+        if recovered and self._recovered is not None:
             self._recovered.set_result(None)
             self._recovered = None
 
@@ -230,8 +236,6 @@ class Store:
     @property
     def refusal(self) -> str | None:
         """Why an admission would not be stored now: a stable code, or None."""
-        if self._trouble is not None:
-            return self._trouble.code
         if self.ledger.retained >= self._settings.max_retained_runs or self.ledger.tombstones >= MAX_TOMBSTONES:
             return RetainedBound.code
         return self._journal.trouble

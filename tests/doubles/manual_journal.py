@@ -30,6 +30,7 @@ class ManualJournal:
 
     def start(self, fence: list[Change]) -> NotStored | None:
         self.fence = fence
+        self.trouble = self.start_refusal.code if self.start_refusal else None
         return self.start_refusal
 
     def close(self) -> None:
@@ -39,9 +40,11 @@ class ManualJournal:
         """The disk takes all that waits, as one batch."""
         batch, self.waiting = self.waiting, []
         self.written += batch
+        self.trouble = None
         self._settled([(change, None) for change in batch])
 
     def refuse(self, error: NotStored) -> None:
         """The disk takes nothing of what waits."""
         batch, self.waiting = self.waiting, []
+        self.trouble = error.code
         self._settled([(change, error) for change in batch])

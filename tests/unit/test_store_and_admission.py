@@ -22,12 +22,15 @@ from crewai_sidecar.errors import (
 )
 from crewai_sidecar.frames import Crew
 from crewai_sidecar.ledger import Entry
-from crewai_sidecar.model import Ending, Operation, Record, Status, Tombstone
+from crewai_sidecar.model import Cause, Ending, Operation, Record, Status, Tombstone
+from crewai_sidecar.runner.scheduler import MAX_CANCELLED_BY_BYTES, MAX_REASON_BYTES
 from crewai_sidecar.settings import Settings
 from crewai_sidecar.store import Deliver, Store
 from tests.doubles.manual_journal import ManualJournal
 
 FULL = JournalFull("no space")
+
+LEAST_ROOM = next(one.ge for one in Settings.model_fields["ending_room_bytes"].metadata if hasattr(one, "ge"))
 
 
 def settings(**values: Any) -> Settings:
@@ -307,6 +310,71 @@ async def test_a_fence_that_the_disk_did_not_take_is_published_and_written_later
     await turns()
     assert (entry.record, entry.events) == before
     assert house.store.refusal is None
+
+
+@in_a_house()
+async def test_a_record_whose_fence_is_not_written_yet_cannot_be_archived(house: House) -> None:
+    """The fence would be written over the tombstone."""
+    house.journal.start_refusal = FULL
+    house.store.restore([line(action_id="act_1")])
+    house.store.resume()
+    entry = house.store.find("act_1")
+    assert isinstance(entry, Entry)
+    with pytest.raises(JournalFull):
+        await house.store.commit(transitions.archived(entry.record, at="t"))
+    await turns()
+    house.journal.settle()
+    await turns()
+    archive = asyncio.create_task(house.store.commit(transitions.archived(entry.record, at="t")))
+    await turns()
+    house.journal.settle()
+    await archive
+    assert isinstance(house.store.find("act_1"), Tombstone)
+
+
+@in_a_house(max_events_per_run=2, max_concurrency=1)
+async def test_a_restore_counts_the_ending_that_it_is_about_to_write(house: House) -> None:
+    """What one start writes, the next one accepts."""
+    record = Record(action_id="act_1", crew_id="c", operation=Operation.RUN, request_hash="h", hash_version=1)
+    events = [codec.encode_event("started", 0, {}), codec.encode_event("chunk", 1, {})]
+    with pytest.raises(SettingRefused, match=r"AIP_CREWAI_MAX_EVENTS_PER_RUN.* 3 at least"):
+        house.store.restore([b"".join(codec.encode_record(record, events))])
+
+
+def test_the_longest_started_and_ending_fit_the_least_room_that_is_kept_for_them() -> None:
+    """Everything that a caller can make long, at its bound: an ending on a full disk must not be held."""
+    record = Record(
+        action_id="\U0001f600" * 256,
+        crew_id="c" * 256,
+        operation=Operation.KNOWLEDGE_QUERY,
+        request_hash="f" * 64,
+        hash_version=1,
+        key_digest="f" * 64,
+        trace_id="f" * 32,
+        span_id="f" * 16,
+        timeout_ms=3_600_000,
+        accepted_at="2026-01-01T00:00:00.000000Z",
+    )
+    admitted = sum(map(len, codec.encode_record(record, ())))
+    start = transitions.started(record, at="2026-01-01T00:00:00.000000Z")
+    assert isinstance(start.record, Record)
+    longest = 0
+    for cause in Cause:
+        ending = Ending(
+            status=Status.CANCELLED if cause in {Cause.CANCELLED, Cause.SHUTDOWN} else Status.FAILED,
+            cause=cause,
+            error_type="E" * 128,
+            worker_stopped=False,
+            finished_late=True,
+            cancel_reason="r" * MAX_REASON_BYTES,
+            cancelled_by="a" * MAX_CANCELLED_BY_BYTES,
+        )
+        end = transitions.ended(start.record, 1, ending, at="2026-01-01T00:00:00.000000Z", effect_free=False)
+        assert isinstance(end.record, Record)
+        line_length = sum(map(len, codec.encode_record(end.record, (*start.events, *end.events))))
+        longest = max(longest, line_length - admitted)
+        assert len(end.events[0]) <= 1024, "the least bound of an event"
+    assert longest <= LEAST_ROOM
 
 
 @in_a_house()

@@ -8,6 +8,7 @@ carry its row names.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import threading
@@ -26,8 +27,14 @@ __all__ = ["DurableJournal"]
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
+_PROBE_SECONDS = 2.0
+"""Time after which a journal that refused something tries a checkpoint by itself, to know that it could again."""
+
 _HEADER_BYTES = 4096
 """More than a header line ever has: what is read to see whose checkpoint is on disk."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -96,9 +103,11 @@ class DurableJournal:
         self._queue.put(change)
 
     def start(self, fence: list[Change]) -> NotStored | None:
-        """Write the restart fence and the first checkpoint, and start the thread; what the disk did not take, if so."""
-        refused = self._attempt(fence, urgent=True)
-        self._trouble = None if refused is None else refused.code
+        """Write the restart fence and the first checkpoint, and start the thread; what the disk did not take, if so.
+
+        The rooms that a former process kept are not known here, so the fence may use whatever the bound leaves.
+        """
+        refused = self._attempt(fence, frugal=True)
         self._thread.start()
         return refused
 
@@ -117,8 +126,8 @@ class DurableJournal:
         running = True
         while running:
             batch: list[Change] = []
-            change = self._queue.get()
             try:
+                change = self._queue.get(timeout=_PROBE_SECONDS if self._trouble else None)
                 while change is not None:
                     batch.append(change)
                     change = self._queue.get_nowait()
@@ -126,52 +135,100 @@ class DurableJournal:
             except Empty:
                 pass
             if batch:
-                self._settled(self._commit(batch))
+                self._settle(batch)
+            elif running:
+                self._attempt([])  # nobody asks: find out whether an admission would be taken again
+
+    def _settle(self, batch: list[Change]) -> None:
+        """Commit a batch and say what became of it; whatever goes wrong, the thread goes on and nobody waits for ever."""
+        try:
+            outcome = self._commit(batch)
+        except Exception as error:  # noqa: BLE001  # MemoryError among it: a commit that hangs is worse than a refusal
+            _log.exception("the journal's writer failed")
+            broken = JournalBroken(f"The journal's writer failed: {type(error).__name__}.")
+            outcome = [(change, broken) for change in batch]
+        try:
+            self._settled(outcome)
+        except RuntimeError:
+            _log.exception("a settled batch could not be delivered")
 
     def _commit(self, batch: list[Change]) -> list[tuple[Change, NotStored | None]]:
-        """Write a batch; where it does not fit as a whole, what is urgent first, then the rest, kind by kind."""
+        """Write a batch; where it does not fit as a whole, what is urgent first, then the rest, kind by kind.
+
+        What is urgent, and what concerns known keys, is then tried one by one: a change that is too large holds up no
+        other. Admissions are refused together.
+        """
         outcome: dict[Change, NotStored | None] = {}
-        refused = self._attempt(batch, urgent=all(change.urgent for change in batch))
-        if isinstance(refused, JournalFull) and len(batch) > 1:
-            for part in self._parts(batch):
-                refused = self._attempt(part, urgent=part[0].urgent)
-                outcome |= dict.fromkeys(part, refused)
-        else:
-            outcome = dict.fromkeys(batch, refused)
-        failures = [error for error in outcome.values() if error is not None]
-        self._trouble = failures[-1].code if failures else None
+        alone = [[change] for change in batch if change.urgent or change.key in self._lines]
+        for division in ([batch], self._parts(batch), alone if len(batch) > 1 else []):
+            for part in division:
+                if open_ := [change for change in part if _is_open(outcome, change)]:
+                    outcome |= dict.fromkeys(open_, self._attempt(open_))
         return [(change, outcome[change]) for change in batch]
 
     def _parts(self, batch: list[Change]) -> list[list[Change]]:
         urgent = [change for change in batch if change.urgent]
         known = [change for change in batch if not change.urgent and change.key in self._lines]
         new = [change for change in batch if not change.urgent and change.key not in self._lines]
-        return [part for part in (urgent, known, new) if part]
+        parts = [part for part in (urgent, known, new) if part]
+        return parts if len(parts) > 1 else []
 
     # -- one checkpoint -------------------------------------------------------------------------------------------
 
-    def _attempt(self, changes: list[Change], *, urgent: bool) -> NotStored | None:
-        """Write one checkpoint with these changes; nothing of them is kept unless all of them are durable."""
+    def _attempt(self, changes: list[Change], *, frugal: bool = False) -> NotStored | None:
+        """Write one checkpoint with these changes; nothing of them is kept unless all of them are durable.
+
+        `frugal` changes, and those that take no more than was kept for them, need no room beside their own text.
+        """
         begin = time.monotonic()
-        lines = {**self._lines, **{change.key: change.line for change in changes}}
-        rooms = {**self._rooms, **{change.key: change.room for change in changes}}
-        rooms = {key: room for key, room in rooms.items() if room}
+        lines, rooms, within = self._changed(changes)
         header = self._header.next()
         text = compose(header, lines.values(), len(lines))
+        kept = len(text) + sum(rooms.values())
+        frugal = frugal or (bool(changes) and within) or kept < self._size + sum(self._rooms.values())
         try:
-            self._check_bound(len(text) + (0 if urgent else sum(rooms.values())))
+            self._check_bound(len(text) if frugal else kept)
             self._check_ours()
-            self._replace(text, header, keep=None if urgent else len(text) + sum(rooms.values()))
+            self._replace(text, header, keep=None if frugal else kept)
         except (NotStored, OSError) as error:
             refused = error if isinstance(error, NotStored) else _refusal(error)
             self._observer.failed(refused.code)
+            self._in_trouble(refused)
             return refused
         self._lines, self._rooms, self._size = lines, rooms, len(text)
         self._remember()
-        if urgent:
-            self._provide(len(text) + sum(rooms.values()))
+        if frugal:
+            self._provide(kept)
+        else:
+            self._in_trouble(None)
         self._observer.committed(time.monotonic() - begin, len(changes), len(text))
         return None
+
+    def _changed(self, changes: list[Change]) -> tuple[dict[str, tuple[bytes, ...]], dict[str, int], bool]:
+        """Lines and rooms with the changes, and whether each of these takes no more than the room kept for its key."""
+        lines, rooms, within = dict(self._lines), dict(self._rooms), True
+        for change in changes:
+            growth = _length(change.line) - _length(lines.get(change.key, ()))
+            room = rooms.pop(change.key, 0)
+            lines[change.key] = change.line
+            if change.urgent and growth <= room:
+                left = min(change.room, room - max(growth, 0))
+            else:
+                left, within = change.room, False
+            if left:
+                rooms[change.key] = left
+        return lines, rooms, within
+
+    def _in_trouble(self, refused: NotStored | None) -> None:
+        """Note why an admission is not taken, or that it would be again; the log has each change of it once."""
+        code = None if refused is None else refused.code
+        if code == self._trouble:
+            return
+        self._trouble = code
+        if refused is None:
+            _log.warning("the journal takes changes again")
+        else:
+            _log.error("the journal does not take changes: %s", refused, extra={"code": code})
 
     def _check_bound(self, size: int) -> None:
         if size > self._max_bytes:
@@ -300,3 +357,12 @@ def _refusal(error: OSError) -> NotStored:
     if error.errno in _NO_SPACE:
         return JournalFull("There is no space left for the journal.")
     return JournalBroken(f"The journal could not be written: {error.strerror or error}.")
+
+
+def _length(line: tuple[bytes, ...]) -> int:
+    return sum(map(len, line))
+
+
+def _is_open(outcome: dict[Change, NotStored | None], change: Change) -> bool:
+    """Whether a change has not been tried yet, or did not fit where it was tried."""
+    return change not in outcome or isinstance(outcome[change], JournalFull)

@@ -52,7 +52,7 @@ class Pending:
     """Events of one run that no commit has taken yet."""
 
     def __init__(self, *, max_events: int, max_event_bytes: int, most: int) -> None:
-        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._waiting: deque[tuple[str, dict[str, Any], int]] = deque()  # name, data, bytes that it counts for
         self._evidence: list[tuple[str, str]] = []
         self._dropped = 0
         self._last_slot = max_events - 1
@@ -75,7 +75,7 @@ class Pending:
         size = jsontext.length(content) if isinstance(content, str) else 0
         self.size += size + _OVERHEAD
         if event.name == EventName.CHUNK and self._waiting and self._last_bytes + size <= self._join_bytes:
-            name, last = self._waiting[-1]
+            name, last, counted = self._waiting[-1]
             joined = last.get("content")
             if (
                 name == EventName.CHUNK
@@ -84,9 +84,10 @@ class Pending:
                 and {**last, "content": content} == event.data
             ):
                 last["content"] = joined + content
+                self._waiting[-1] = (name, last, counted + size + _OVERHEAD)
                 self._last_bytes += size
                 return
-        self._waiting.append((event.name, dict(event.data)))
+        self._waiting.append((event.name, dict(event.data), size + _OVERHEAD))
         self._last_bytes = size
 
     def count(self, dropped: int) -> None:
@@ -97,7 +98,8 @@ class Pending:
         """Encode what the next commit takes; sequences go on from `event_count`, the events that the record has."""
         events: list[bytes] = []
         while self._waiting and len(events) < self._most:
-            name, data = self._waiting.popleft()
+            name, data, counted = self._waiting.popleft()
+            self.size -= counted
             if event_count + len(events) >= self._last_slot:
                 self._dropped += 1
                 continue
@@ -106,16 +108,23 @@ class Pending:
                 self._dropped += 1
             else:
                 events.append(encoded)
-        if not self._waiting:
-            self.size = 0
         batch = Batch(tuple(events), self._evidence, self._dropped)
         self._evidence, self._dropped = [], 0
         return batch
 
-    def give_back(self, batch: Batch) -> None:
-        """The disk did not take a batch: its events are dropped and counted, what else it said waits for the next."""
+    def give_up(self, batch: Batch) -> None:
+        """The disk does not take a batch: it and all that waits is dropped and counted; evidence waits for the next."""
         self._evidence = batch.evidence + self._evidence
-        self._dropped += batch.dropped + len(batch.events)
+        self._dropped += batch.dropped + len(batch.events) + len(self._waiting)
+        self._waiting.clear()
+        self.size = 0
+
+    def rest(self) -> Batch:
+        """Take what is left for the ending to say: evidence, and the count of all that was not stored."""
+        self.give_up(Batch((), [], 0))
+        batch = Batch((), self._evidence, self._dropped)
+        self._evidence, self._dropped = [], 0
+        return batch
 
     def _note(self, data: dict[str, Any]) -> None:
         for name, field in _EVIDENCE.items():

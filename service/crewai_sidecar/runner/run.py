@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,10 @@ LAST_SECONDS = 0.9
 """Time after SIGKILL; with it the ending is written at most 5 s after the order."""
 
 _QUIET_SECONDS = 1.0
-"""Time without a frame after which the socket of a child that is gone is left alone."""
+"""Time without a frame or a commit after which the rest of a child that is gone is given up."""
+
+_RETRY_SECONDS = 0.5
+"""Time after which events that the disk did not take are tried once more."""
 
 _LAST_FRAMES_SECONDS = 5.0
 """Time for reading what a child that ended by itself left behind."""
@@ -82,7 +86,7 @@ class Run:
         self._child: Child | None = None
         self._started = False
         self._closing = False
-        self._frames_read = 0
+        self._progress = 0
         settings = around.settings
         self._pending = Pending(
             max_events=settings.max_events_per_run,
@@ -178,7 +182,7 @@ class Run:
         if self._ordered.is_set():
             gone = await self._stop(child)
             if gone is not None:
-                await self._last_frames(reader, 1.0 - LAST_SECONDS)
+                await self._last_frames(reader, 1.0 - LAST_SECONDS, patient=False)
             return self._stopped_ending(gone)
         self._decided = True
         gone = await _gone(child, patience=STEP_SECONDS if self._result else 0.0)
@@ -186,14 +190,13 @@ class Run:
             return _lost(self._started, gone)
         return _result_ending(self._result, gone)
 
-    async def _last_frames(self, reader: asyncio.Task[None], seconds: float) -> None:
-        """Read what a child that has gone left in the socket; who holds it open beyond that delays no ending."""
+    async def _last_frames(self, reader: asyncio.Task[None], seconds: float, *, patient: bool = True) -> None:
+        """Read what a child that has gone left behind, for some seconds, or longer while a slow disk takes it."""
         deadline = self._around.clock.monotonic() + seconds
         while not reader.done():
-            seen = self._frames_read
+            before = self._progress
             await asyncio.wait([reader], timeout=min(seconds, _QUIET_SECONDS))
-            behind = self._pending.size > 0  # the disk is what the reader waits for
-            if not behind and (seen == self._frames_read or self._around.clock.monotonic() > deadline):
+            if self._around.clock.monotonic() > deadline and not (patient and before != self._progress):
                 return
 
     async def _stop(self, child: Child) -> frames.Exited | None:
@@ -227,7 +230,7 @@ class Run:
         """Take the child's frames until its result, its end, or a frame that is none."""
         try:
             async for message in child.frames():
-                self._frames_read += 1
+                self._progress += 1
                 match message:
                     case frames.Event():
                         self._pending.add(message)
@@ -263,18 +266,25 @@ class Run:
                 return
 
     async def _flush(self) -> bool:
-        """Commit one batch; False when the disk did not take it: its events are counted then, and the run goes on."""
+        """Commit one batch; False when the disk does not take it, twice: the run goes on without its events."""
         entry = self._entry
         batch = self._pending.take(entry.event_count)
         update = transitions.extended(entry.record, batch.events, batch.evidence, batch.dropped)
-        try:
-            await self._around.store.commit(update)
-        except NotStored:
-            self._pending.give_back(batch)
-            return False
-        finally:
-            self._taken.set()
-        return True
+        for pause in (_RETRY_SECONDS, None):
+            try:
+                await self._around.store.commit(update)
+            except NotStored:
+                if pause is not None and not self._closing:
+                    await asyncio.sleep(pause)  # the child is paused meanwhile, if it says much
+                    continue
+                self._pending.give_up(batch)
+                return False
+            else:
+                self._progress += 1
+                return True
+            finally:
+                self._taken.set()
+        return False
 
     # -- endings --------------------------------------------------------------------------------------------------
 
@@ -295,8 +305,8 @@ class Run:
     async def _end(self, ending: Ending) -> None:
         around = self._around
         entry = self._entry
-        left = self._pending.take(entry.event_count)  # what a full disk did not take is said with the ending
-        record = transitions.extended(entry.record, (), left.evidence, left.dropped + len(left.events)).record
+        left = self._pending.rest()  # what the disk did not take is counted with the ending
+        record = transitions.extended(entry.record, (), left.evidence, left.dropped).record
         assert isinstance(record, Record)  # noqa: S101  # for the type checker: only archiving makes a tombstone
         update = transitions.ended(
             record,
@@ -367,7 +377,7 @@ def _result_ending(result: frames.Result, gone: frames.Exited | None) -> Ending:
             status=Status.FAILED,
             cause=Cause.EXCEPTION,
             provider_started=result.provider_started,
-            error_type=(result.error_type or "Exception")[:128],
+            error_type=_class_name(result.error_type),
             worker_stopped=_stopped(gone),
         )
     return Ending(
@@ -377,3 +387,8 @@ def _result_ending(result: frames.Result, gone: frames.Exited | None) -> Ending:
         output_bytes=result.output_bytes,
         worker_stopped=_stopped(gone),
     )
+
+
+def _class_name(name: str | None) -> str:
+    """The name of an exception's class, fit for a record: a terminal event must stay within the least event bound."""
+    return re.sub(r"\W", "_", name or "Exception", flags=re.ASCII)[:128] or "Exception"

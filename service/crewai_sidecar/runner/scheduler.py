@@ -30,6 +30,9 @@ MAX_WAITING_BYTES = 256 << 20
 MAX_REASON_BYTES = 2048
 """Bytes, as encoded, that are kept of a cancel's reason: the ending must fit the room that was kept for it."""
 
+MAX_CANCELLED_BY_BYTES = 512
+"""Bytes, as encoded, of a cancelling Action's ID that is kept; a longer one is not."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -111,6 +114,8 @@ class Scheduler:
 
     def cancel(self, action_id: str, *, reason: str | None, cancelled_by: str | None) -> None:
         """Order a run to stop. Without effect where it has ended or something else has decided already."""
+        if cancelled_by is not None and jsontext.length(cancelled_by) > MAX_CANCELLED_BY_BYTES:
+            cancelled_by = None  # half an id would name another Action
         self._order(action_id, Order(Cause.CANCELLED, _fitting(reason), cancelled_by))
 
     def drain(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 from crewai_sidecar.errors import JournalBroken, JournalFull, NotStored
 from crewai_sidecar.journal import Change, Files, Journal, open_journal
 from tests.doubles.fault_files import OPERATIONS, Crash, FaultFiles
+from tests.process.sidecar import until
 
 MAX_BYTES = 1 << 20
 
@@ -101,7 +102,7 @@ def test_a_crash_right_after_a_step_leaves_what_its_row_says(house: House, step:
     journal = house.journal
     assert journal is not None
     with pytest.raises(Crash):
-        journal._attempt([change("b")], urgent=False)  # type: ignore[attr-defined]
+        journal._attempt([change("b")])  # type: ignore[attr-defined]
     assert "b" not in house.outcomes
     journal._queue.put(None)  # type: ignore[attr-defined]
     house.release()
@@ -243,6 +244,71 @@ def test_what_is_urgent_passes_a_batch_that_does_not_fit(house: House) -> None:
     assert isinstance(outcome["c"], JournalFull)
     assert outcome["a"] is None
     assert allocated is not None
+
+
+def test_one_ending_that_is_too_large_spends_no_other_ones_room(tmp_path: Path) -> None:
+    """It is refused, and held by its run; what waits beside it is written."""
+    house = House(tmp_path, max_bytes=8000)
+    house.start()
+    for number in range(8):
+        assert house.commit(f"a{number}", room=400) is None
+    journal = house.journal
+    assert journal is not None
+    batch = [change("a0", room=0, urgent=True, text="x" * 6000), change("a1", room=400, urgent=True, text="started")]
+    outcome = {c.key: error for c, error in journal._commit(batch)}  # type: ignore[attr-defined]
+    assert isinstance(outcome["a0"], JournalFull)
+    assert outcome["a1"] is None
+    for number in range(1, 8):
+        assert house.commit(f"a{number}", room=0, urgent=True, text="e" * 350) is None
+    journal.close()
+
+
+def test_a_journal_that_is_full_can_be_made_smaller(tmp_path: Path) -> None:
+    """Archiving frees a volume that the journal itself has filled, without a spare byte on it."""
+    house = House(tmp_path)
+    house.start()
+    assert house.commit("a", room=0, text="x" * 2000) is None
+    assert house.commit("b", room=0, text="x" * 2000) is None
+    house.files.fail("create", errno.ENOSPC)
+    assert isinstance(house.commit("c"), JournalFull)
+    assert house.commit("a", room=0, text="tombstone") is None
+    house.files.heal()
+    assert house.journal is not None
+    house.journal.close()
+
+
+def test_a_journal_in_trouble_finds_out_by_itself_that_it_is_over(house: House) -> None:
+    """Nobody has to send an Action to learn that Actions are taken again."""
+    house.start()
+    house.files.fail("allocate", errno.ENOSPC)
+    assert isinstance(house.commit("a"), JournalFull)
+    assert house.journal is not None
+    house.files.heal()
+    until(lambda: house.journal is not None and house.journal.trouble is None, 10, "the end of the trouble")
+
+
+def test_an_ending_that_fits_its_room_does_not_say_that_admissions_are_taken(house: House) -> None:
+    """`trouble` is about what an admission would meet."""
+    house.start()
+    assert house.commit("a") is None
+    house.files.fail("create", errno.ENOSPC)
+    assert isinstance(house.commit("b"), JournalFull)
+    assert house.commit("a", room=0, urgent=True, text="end") is None
+    assert house.journal is not None
+    assert house.journal.trouble == "journal_full"
+
+
+def test_a_fault_in_the_writer_itself_refuses_a_batch_and_the_thread_goes_on(house: House) -> None:
+    """Out of memory, say: a commit that hangs would be worse."""
+    house.start()
+
+    def no_memory(*_: object) -> bool:
+        raise MemoryError
+
+    good, house.files.real.allocate = house.files.real.allocate, no_memory  # type: ignore[method-assign]
+    assert isinstance(house.commit("a"), JournalBroken)
+    house.files.real.allocate = good  # type: ignore[method-assign]
+    assert house.commit("b") is None
 
 
 def test_a_file_system_that_cannot_allocate_is_used_without_a_reserve(house: House) -> None:

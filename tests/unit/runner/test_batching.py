@@ -112,7 +112,7 @@ def test_what_the_disk_did_not_take_is_counted_and_its_evidence_waits() -> None:
     """The run goes on; the ending says how much is missing."""
     waiting = pending()
     waiting.add(Event(name="tool_started", data={"tool_name": "pay"}))
-    waiting.give_back(waiting.take(1))
+    waiting.give_up(waiting.take(1))
     batch = waiting.take(1)
     assert batch.events == ()
     assert batch.dropped == 1

@@ -15,7 +15,17 @@ import msgspec
 from crewai_sidecar import codec
 from crewai_sidecar.model import Cause, Ending, EventName, Operation, Record, Status, Tombstone, closes
 
-__all__ = ["Update", "accepted", "archived", "ended", "extended", "is_effect_free", "started", "terminal_event"]
+__all__ = [
+    "Update",
+    "accepted",
+    "archived",
+    "ended",
+    "extended",
+    "is_effect_free",
+    "started",
+    "terminal_event",
+    "with_evidence",
+]
 
 _EVIDENCE = 256
 """Most task ids, response ids and tool names kept of one record, each."""
@@ -50,9 +60,14 @@ def started(record: Record, *, at: str) -> Update:
 
 
 def extended(record: Record, events: tuple[bytes, ...], evidence: list[tuple[str, str]], dropped: int) -> Update:
-    """Add events of the run, and what they say about tasks, model responses and tools.
+    """Add events of the run, and what they say about tasks, model responses and tools."""
+    return Update(with_evidence(record, evidence, dropped), events)
 
-    `evidence` has pairs of a Record field (task_ids, model_response_ids, tool_names) and a text.
+
+def with_evidence(record: Record, evidence: list[tuple[str, str]], dropped: int) -> Record:
+    """Note evidence, pairs of a Record field (task_ids, model_response_ids, tool_names) and a text, and a count.
+
+    `dropped` events more were not stored.
     """
     fields: dict[str, Any] = {}
     for name, text in evidence:
@@ -61,7 +76,7 @@ def extended(record: Record, events: tuple[bytes, ...], evidence: list[tuple[str
             fields[name] = (*known, text)
     if dropped:
         fields["events_dropped"] = record.events_dropped + dropped
-    return Update(msgspec.structs.replace(record, **fields) if fields else record, events)
+    return msgspec.structs.replace(record, **fields) if fields else record
 
 
 def ended(record: Record, event_count: int, ending: Ending, *, at: str, effect_free: bool) -> Update:

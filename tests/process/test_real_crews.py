@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crewai_sidecar.runner.run import STEP_SECONDS
+from crewai_sidecar.runner.stopping import STEP_SECONDS
 from tests.process.sidecar import Sidecar, until
 
 ROOT = Path(__file__).parents[2]

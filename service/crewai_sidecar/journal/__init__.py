@@ -20,6 +20,7 @@ from pathlib import Path
 from crewai_sidecar.errors import JournalRefused
 from crewai_sidecar.journal._change import Change, Journal, NullObserver, Observer, Settled
 from crewai_sidecar.journal._checkpoint import Header, parse
+from crewai_sidecar.journal._disk import Place
 from crewai_sidecar.journal._files import Files, RealFiles
 from crewai_sidecar.journal._lock import Lock
 from crewai_sidecar.journal._memory import MemoryJournal
@@ -79,14 +80,11 @@ def open_journal(
         lock.release()
         raise
     journal = DurableJournal(
-        path,
-        header,
+        Place(path, files, header, on_disk),
         {key: (line,) for key, line in lines.items()},
-        on_disk,
         lock=lock,
         max_bytes=max_bytes,
         settled=settled,
-        files=files,
         observer=observer or NullObserver(),
     )
     return Opened(journal, list(lines.values()))

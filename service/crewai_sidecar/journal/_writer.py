@@ -1,49 +1,24 @@
-"""The writer: one thread, one checkpoint for all that waits, and room kept on the disk for what must not be refused.
-
-A commit is the seed's protocol to the letter: a temporary file of mode 0600 in the journal's directory, written,
-flushed, fsynced, renamed over the journal, and the directory fsynced. FORMAT.md has the crash table; the steps below
-carry its row names.
-"""
+"""The writer: one thread, one checkpoint for all that waits, and room kept for what must not be refused."""
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import secrets
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from crewai_sidecar.errors import JournalBroken, JournalFull, NotStored
 from crewai_sidecar.journal._change import Change, Observer, Settled
-from crewai_sidecar.journal._checkpoint import Header, compose, read_generation
-from crewai_sidecar.journal._files import Files
+from crewai_sidecar.journal._checkpoint import compose
+from crewai_sidecar.journal._disk import Place, refusal
 from crewai_sidecar.journal._lock import Lock
 
 __all__ = ["DurableJournal"]
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-
 _PROBE_SECONDS = 2.0
 """Time after which a journal that refused something tries a checkpoint by itself, to know that it could again."""
 
-_HEADER_BYTES = 4096
-"""More than a header line ever has: what is read to see whose checkpoint is on disk."""
-
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Spare:
-    """The next temporary file: it exists before it is needed, so that its blocks are ours when the disk is full."""
-
-    path: Path
-    descriptor: int
-    allocated: int = 0
 
 
 class DurableJournal:
@@ -53,31 +28,23 @@ class DurableJournal:
 
     def __init__(
         self,
-        path: Path,
-        header: Header,
+        place: Place,
         lines: dict[str, tuple[bytes, ...]],
-        on_disk: tuple[int, int] | None,
         *,
         lock: Lock,
         max_bytes: int,
         settled: Settled,
-        files: Files,
         observer: Observer,
     ) -> None:
-        self._path = path
-        self._header = header
+        self._place = place
         self._lines = lines
         self._rooms: dict[str, int] = {}
-        self._on_disk = on_disk
         self._lock = lock
         self._max_bytes = max_bytes
         self._settled = settled
-        self._files = files
         self._observer = observer
-        self._spare: _Spare | None = None
         self._size = 0
         self._trouble: str | None = None
-        self._estranged: JournalBroken | None = None
         self._queue: SimpleQueue[Change | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
 
@@ -86,7 +53,7 @@ class DurableJournal:
     @property
     def identity(self) -> str:
         """Names this journal; 32 hex digits."""
-        return self._header.journal_id
+        return self._place.header.journal_id
 
     @property
     def size(self) -> int:
@@ -116,8 +83,7 @@ class DurableJournal:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        self._discard(self._spare)
-        self._spare = None
+        self._place.close()
         self._lock.release()
 
     # -- the thread -----------------------------------------------------------------------------------------------
@@ -140,7 +106,7 @@ class DurableJournal:
                 self._attempt([])  # nobody asks: find out whether an admission would be taken again
 
     def _settle(self, batch: list[Change]) -> None:
-        """Commit a batch and say what became of it; whatever goes wrong, the thread goes on and nobody waits for ever."""
+        """Commit a batch and say what became of it; whatever goes wrong, the thread goes on and nobody is left waiting."""
         try:
             outcome = self._commit(batch)
         except Exception as error:  # noqa: BLE001  # MemoryError among it: a commit that hangs is worse than a refusal
@@ -182,23 +148,23 @@ class DurableJournal:
         """
         begin = time.monotonic()
         lines, rooms, within = self._changed(changes)
-        header = self._header.next()
+        header = self._place.header.next()
         text = compose(header, lines.values(), len(lines))
         kept = len(text) + sum(rooms.values())
         frugal = frugal or (bool(changes) and within) or kept < self._size + sum(self._rooms.values())
         try:
             self._check_bound(len(text) if frugal else kept)
-            self._check_ours()
-            self._replace(text, header, keep=None if frugal else kept)
+            self._place.check_ours()
+            self._place.replace(text, header, keep=None if frugal else kept)
         except (NotStored, OSError) as error:
-            refused = error if isinstance(error, NotStored) else _refusal(error)
+            refused = error if isinstance(error, NotStored) else refusal(error)
             self._observer.failed(refused.code)
             self._in_trouble(refused)
             return refused
         self._lines, self._rooms, self._size = lines, rooms, len(text)
         self._remember()
         if frugal:
-            self._provide(kept)
+            self._place.provide(kept)
         else:
             self._in_trouble(None)
         self._observer.committed(time.monotonic() - begin, len(changes), len(text))
@@ -236,127 +202,12 @@ class DurableJournal:
                 f"The journal would have {size:,} bytes with the room it keeps; {self._max_bytes:,} may be."
             )
 
-    def _check_ours(self) -> None:
-        """Refuse, from now on, to replace a file that is not the one we wrote last."""
-        if self._estranged is not None:
-            raise self._estranged
-        found = _generation_on_disk(self._path)
-        expected = None if self._on_disk is None else (*self._on_disk, self._header.journal_id, self._header.generation)
-        if found != expected:
-            self._estranged = JournalBroken(
-                f"{self._path} is not the file that was written last: somebody else writes here. It is left alone."
-            )
-            raise self._estranged
-
-    def _replace(self, text: bytes, header: Header, *, keep: int | None) -> None:
-        """Put a text in the journal's place. With `keep`, only if the file after it is sure to have that many bytes.
-
-        Raises OSError.
-        """
-        spare, self._spare = self._spare or self._create(), None
-        following: _Spare | None = None
-        try:
-            if keep is not None:
-                following = self._create()
-                self._allocate(following, keep)
-            self._allocate(spare, len(text))
-            self._files.write(spare.descriptor, spare.path, text, 0)
-            self._files.truncate(spare.descriptor, spare.path, len(text))
-        except OSError as error:  # row: no space, or a failed write
-            self._discard(following)
-            self._keep_or_discard(spare, error)
-            raise
-        try:
-            self._files.sync(spare.descriptor, spare.path)
-            found = os.fstat(spare.descriptor)
-            self._files.rename(spare.path, self._path)
-        except OSError:  # rows: a failed fsync; a failed rename. Neither is tried again on this file.
-            self._discard(following)
-            self._discard(spare)
-            raise
-        self._on_disk, self._header, self._spare = (found.st_dev, found.st_ino), header, following
-        self._close(spare)
-        self._files.sync_directory(self._path.parent)  # row: a failed directory fsync. The next commit writes it again.
-
-    # -- temporary files ------------------------------------------------------------------------------------------
-
-    def _create(self) -> _Spare:
-        """Make an empty temporary file. Raises OSError."""
-        path = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
-        return _Spare(path, self._files.create(path))
-
-    def _allocate(self, spare: _Spare, size: int) -> None:
-        """Make `size` bytes of a file ours on the disk, as far as the file system can promise that. Raises OSError."""
-        if size > spare.allocated and self._files.allocate(spare.descriptor, spare.path, size):
-            spare.allocated = size
-
-    def _provide(self, size: int) -> None:
-        """Have the next temporary file ready. Best effort: an admission asks for it again and is refused without it."""
-        try:
-            if self._spare is None:
-                self._spare = self._create()
-            self._allocate(self._spare, size)
-        except OSError:
-            return
-
-    def _keep_or_discard(self, spare: _Spare, error: OSError) -> None:
-        """Keep a file that only was too small: its blocks are the room for endings. The next commit overwrites it."""
-        if error.errno in _NO_SPACE and self._spare is None:
-            self._spare = spare
-        else:
-            self._discard(spare)
-
-    def _discard(self, spare: _Spare | None) -> None:
-        if spare is None:
-            return
-        self._close(spare)
-        try:
-            self._files.remove(spare.path)
-        except OSError:
-            return  # a start removes leftovers; nothing depends on it
-
-    def _close(self, spare: _Spare) -> None:
-        try:
-            self._files.close(spare.descriptor, spare.path)
-        except OSError:
-            return  # it is fsynced or thrown away already
-
     def _remember(self) -> None:
         """Write the journal's id into the lock, once. Until that works, each commit tries again."""
         try:
-            self._lock.remember(self._header.journal_id)
+            self._lock.remember(self._place.header.journal_id)
         except OSError:
             return  # only the difference between a first start and a lost journal hangs on it
-
-
-def _generation_on_disk(path: Path) -> tuple[int, int, str, int] | None:
-    """Device, inode, journal id and generation of what is in the journal's place; None where there is nothing.
-
-    Raises JournalBroken for what cannot be looked at.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise JournalBroken(f"{path} cannot be opened: {error.strerror}.") from None
-    try:
-        found = os.fstat(descriptor)
-        if found.st_mode & 0o077:
-            os.fchmod(descriptor, 0o600)  # somebody of our own uid has widened it; a start would refuse it
-        named = read_generation(os.pread(descriptor, _HEADER_BYTES, 0))
-    except OSError as error:
-        raise JournalBroken(f"{path} cannot be read: {error.strerror}.") from None
-    finally:
-        os.close(descriptor)
-    return (found.st_dev, found.st_ino, *(named or ("", 0)))
-
-
-def _refusal(error: OSError) -> NotStored:
-    """The one place where an error of the disk becomes one of ours."""
-    if error.errno in _NO_SPACE:
-        return JournalFull("There is no space left for the journal.")
-    return JournalBroken(f"The journal could not be written: {error.strerror or error}.")
 
 
 def _length(line: tuple[bytes, ...]) -> int:

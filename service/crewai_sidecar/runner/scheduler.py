@@ -17,8 +17,9 @@ from crewai_sidecar.errors import QueueFull
 from crewai_sidecar.frames import Crew
 from crewai_sidecar.ledger import Entry
 from crewai_sidecar.model import Cause, Record
+from crewai_sidecar.runner.endings import Order
 from crewai_sidecar.runner.launcher import Launcher
-from crewai_sidecar.runner.run import Order, Run, Surroundings
+from crewai_sidecar.runner.run import Run, Surroundings
 from crewai_sidecar.settings import Settings
 from crewai_sidecar.store import Store
 

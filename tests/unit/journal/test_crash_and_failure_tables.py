@@ -305,7 +305,8 @@ def test_a_fault_in_the_writer_itself_refuses_a_batch_and_the_thread_goes_on(hou
     def no_memory(*_: object) -> bool:
         raise MemoryError
 
-    good, house.files.real.allocate = house.files.real.allocate, no_memory  # type: ignore[method-assign]
+    good = house.files.real.allocate
+    house.files.real.allocate = no_memory  # type: ignore[method-assign,assignment]
     assert isinstance(house.commit("a"), JournalBroken)
     house.files.real.allocate = good  # type: ignore[method-assign]
     assert house.commit("b") is None

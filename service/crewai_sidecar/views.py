@@ -89,16 +89,21 @@ def record_view(entry: Entry) -> RecordView:
     return RecordView(**_copied(entry), output=raw)
 
 
-def events_page(entry: Entry, cursor: int, events: list[bytes]) -> EventsPage:
-    """Show encoded events, as they are, in a page."""
-    raw: Any = [msgspec.Raw(event) for event in events]
-    return EventsPage(
+def events_page(entry: Entry, cursor: int, events: list[bytes]) -> list[bytes]:
+    """Show encoded events, as they are, in a page: the parts of its encoded form, events not copied."""
+    page = EventsPage(
         action_id=entry.record.action_id,
         cursor=cursor,
         next_cursor=entry.event_count,
         status=entry.record.status,
-        events=raw,
+        events=[],
     )
+    parts = [msgspec.json.encode(page).removesuffix(b"]}")]  # `events` is its last field
+    for index, event in enumerate(events):
+        if index:
+            parts.append(b",")
+        parts.append(event)
+    return [*parts, b"]}"]
 
 
 def _copied(entry: Entry) -> dict[str, Any]:

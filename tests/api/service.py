@@ -1,6 +1,6 @@
 """The contract's application on a journal in memory, with a scheduler that a test commands.
 
-`in_a_service` speaks to it without a socket; `Service.listening` puts the same application behind a real uvicorn, for
+`in_a_service` speaks to it without a socket; `Service.listening` puts the same application behind a real listener, for
 what only a connection can show.
 """
 
@@ -10,18 +10,17 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
-import uvicorn
 
 from crewai_sidecar.admission import Admission
 from crewai_sidecar.api.auth import read_token
 from crewai_sidecar.app import create_contract_app, create_management_app
 from crewai_sidecar.clock import SystemClock
 from crewai_sidecar.journal import memory_journal
+from crewai_sidecar.listeners import Limits, Listener, bind
 from crewai_sidecar.settings import Settings
 from crewai_sidecar.store import Deliver, Store
 from crewai_sidecar.telemetry.metrics import Metrics
@@ -101,33 +100,26 @@ class Service:
         return 0.0
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
+    async def listening(self, limits: Limits | None = None) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
         """A client of the application behind a real server on loopback, and its port."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            config = uvicorn.Config(
-                self.app, lifespan="off", log_config=None, http="httptools", timeout_graceful_shutdown=1
-            )
-            server = _Server(config)
-            task = asyncio.create_task(server.serve(sockets=[listener]))
-            await until(lambda: server.started)
-            try:
-                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=BEARER, timeout=10) as client:
-                    yield client, port
-            finally:
-                server.should_exit = True
-                await task
+        listener = Listener(
+            self.app,
+            bind("127.0.0.1", 0, "PORT"),
+            "contract",
+            limits or Limits(connections=1000),
+            functools.partial(self.metrics.connection_refused, "contract"),
+        )
+        await listener.up()
+        try:
+            async with httpx.AsyncClient(base_url=listener.url, headers=BEARER, timeout=10) as client:
+                yield client, int(listener.url.rpartition(":")[2])
+        finally:
+            await listener.close()
 
 
 def client_of(app: Any, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
     """A client that calls an application without a socket."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", headers=headers)
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
 
 
 async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:

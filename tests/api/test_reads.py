@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from crewai_sidecar.model import Cause, Status
+from crewai_sidecar.views import EventsPage
 from tests.api.service import Service, in_a_service
 
 FIELDS = {
@@ -184,7 +186,9 @@ async def test_a_page_has_the_events_from_the_cursor_on(service: Service) -> Non
     [
         ("-1", (416, "cursor_outside")),
         ("3", (416, "cursor_outside")),
-        ("999999999999999999", (416, "cursor_outside")),
+        ("9" * 40, (416, "cursor_outside")),
+        ("-" + "9" * 40, (416, "cursor_outside")),
+        ("9" * 41, (422, "invalid_fields")),
         ("x", (422, "invalid_fields")),
         ("", (422, "invalid_fields")),
         ("1.0", (422, "invalid_fields")),
@@ -202,3 +206,30 @@ async def test_a_cursor_outside_of_the_events_is_416(
     response = await service.get("/jobs/act_1/events", params={"cursor": cursor}, headers={"Accept": accept})
     assert (response.status_code, response.json()["code"]) == expected
     assert response.json()["action_id"] == "act_1"
+
+
+@in_a_service(max_events_per_run=5000)
+async def test_a_page_is_sent_in_pieces_and_its_length_is_known(service: Service) -> None:
+    """A reader that reads slowly has one piece in memory, not a page of its own."""
+    await service.begin()
+    await service.scheduler.start("act_1")
+    await service.scheduler.emit("act_1", *["x" * 1000] * 2000)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("a page has no body to read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", b"Bearer the-token")]
+    scope = {"type": "http", "method": "GET", "path": "/jobs/act_1/events", "query_string": b"", "headers": headers}
+    await service.app(scope, receive, send)
+    begin, *bodies = sent
+    body = b"".join(message["body"] for message in bodies)
+    assert dict(begin["headers"])[b"content-length"] == b"%d" % len(body)
+    assert dict(begin["headers"])[b"content-type"] == b"application/json"
+    assert max(len(message["body"]) for message in bodies) < (256 << 10) + 2000
+    assert len(bodies) > len(body) // (300 << 10)
+    page = msgspec.json.decode(body, type=EventsPage)
+    assert [event["sequence"] for event in page.events] == list(range(page.next_cursor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -464,3 +465,41 @@ async def test_the_content_type_of_a_body_is_not_looked_at(service: Service) -> 
     headers = {"Content-Type": "text/plain", "Idempotency-Key": "k"}
     response = await service.client.post("/jobs", content=json.dumps(BODY), headers=headers)
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (b"[]," * 100_000 + b"[]", 200),
+        (b"[]," * 1_000_000 + b"[]", (413, "input_too_large")),
+        (b"9" * 4_300 + (b"," + b"9" * 4_300) * 500, (413, "input_too_large")),
+        (b"[]," * 200_000 + b"NaN", (400, "invalid_json")),
+    ],
+)
+@in_a_service()
+async def test_large_bodies_of_many_values_are_read_one_at_a_time_and_the_loop_goes_on(
+    service: Service, values: bytes, expected: Any
+) -> None:
+    """They are parsed and measured on another thread, and nothing of that is left."""
+    body = b'{"crew_id":"crew","action_id":"act_%d","input":{"a":[' + values.replace(b"%", b"%%") + b"]}}"
+    headers = {"Idempotency-Key": "k", "Prefer": "respond-async"}
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    answers = await asyncio.gather(
+        *(service.client.post("/jobs", content=body % number, headers=headers) for number in range(2))
+    )
+    ticking.cancel()
+    for answer in answers:
+        if expected == 200:
+            assert answer.status_code == 202
+        else:
+            assert (answer.status_code, answer.json()["code"]) == expected
+    assert ticks > 2
+    assert gc.isenabled()

@@ -95,10 +95,33 @@ async def test_a_stream_is_resumed_by_cursor_and_by_last_event_id(service: Servi
     for cursor in range(len(page) + 1):
         events = await read(service, f"/jobs/act_1/events?cursor={cursor}", **{"Last-Event-ID": "0"})
         assert [json.loads(event.data) for event in events] == page[cursor:]
-        events = await read(service, "/jobs/act_1/events", **{"Last-Event-ID": str(cursor)})
-        assert [json.loads(event.data) for event in events] == page[cursor + 1 :]
-    for ignored in ("", "x", "-1", "1.0", "9" * 30):
-        assert len(await read(service, "/jobs/act_1/events", **{"Last-Event-ID": ignored})) == len(page)
+    for last in range(len(page)):
+        events = await read(service, "/jobs/act_1/events", **{"Last-Event-ID": f" {last}"})
+        assert [json.loads(event.data) for event in events] == page[last + 1 :]
+    assert len(await read(service, "/jobs/act_1/events", **{"Last-Event-ID": ""})) == len(page)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["2"], (416, "cursor_outside")),
+        (["9" * 30], (416, "cursor_outside")),
+        (["-1"], (416, "cursor_outside")),
+        (["x"], (422, "invalid_fields")),
+        (["1.0"], (422, "invalid_fields")),
+        (["0", "0"], (422, "invalid_fields")),
+    ],
+)
+@in_a_service()
+async def test_a_last_event_id_that_is_not_the_record_s_is_refused(
+    service: Service, values: list[str], expected: tuple[int, str]
+) -> None:
+    """A stream from the first event would be taken for what comes after that one. A page does not look at it."""
+    await service.done()
+    named = [("Last-Event-ID", value) for value in values]
+    response = await service.get("/jobs/act_1/events", headers=[*SSE.items(), *named])
+    assert (response.status_code, response.json()["code"]) == expected
+    assert (await service.get("/jobs/act_1/events", headers=named)).status_code == 200
 
 
 @in_a_service()
@@ -184,6 +207,34 @@ async def test_a_stream_of_an_action_that_is_archived_meanwhile_ends(service: Se
         await service.scheduler.complete("act_1", {})
         assert (await service.archive()).status_code == 200
         assert [line async for line in lines if line.startswith("event")] == ["event: started", "event: completed"]
+
+
+@in_a_service(max_events_per_run=5000)
+async def test_a_slow_reader_gets_the_ending_of_an_action_that_was_archived_meanwhile(service: Service) -> None:
+    """It has not even seen that the Action ended when the record goes."""
+    await service.begin()
+    await service.scheduler.start("act_1")
+    await service.scheduler.emit("act_1", *["x" * 1000] * 500)
+    sent: list[bytes] = []
+    reads, stays = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Any:
+        await stays.wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if len(sent) > 1:
+            await reads.wait()
+
+    headers = [(b"authorization", b"Bearer the-token"), (b"accept", b"text/event-stream")]
+    scope = {"type": "http", "method": "GET", "path": "/jobs/act_1/events", "query_string": b"", "headers": headers}
+    stream = asyncio.create_task(service.app(scope, receive, send))
+    await until(lambda: len(sent) == 2)
+    await service.scheduler.complete("act_1", {})
+    assert (await service.archive()).status_code == 200
+    reads.set()
+    await asyncio.wait_for(stream, 5)
+    assert b"event: completed" in b"".join(sent)
 
 
 @pytest.mark.parametrize(

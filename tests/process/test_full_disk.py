@@ -21,7 +21,9 @@ def volume(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 4 MiB, where the journal lives alone."""
     place = tmp_path / "volume"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0755", "tmpfs", str(place)], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0755", "tmpfs", str(place)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from litestar import Response
 from litestar.enums import ScopeType
@@ -27,6 +28,8 @@ __all__ = ["CLIENT_GONE", "Door", "refuse"]
 CLIENT_GONE = 499
 """The code, as nginx counts it, of an answer that nobody was there to get."""
 
+_NO_METHOD = "NONE"
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ class Door:
         if scope["type"] != ScopeType.HTTP:
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
             return
-        status = CLIENT_GONE
+        status, method = CLIENT_GONE, scope["method"]
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -52,13 +55,25 @@ class Door:
 
         try:
             given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-            if self._token.accepts(given):
-                await self._app(scope, receive, counted)
-            else:
+            if not self._token.accepts(given):
                 refusal = problem(Unauthorized("The request needs the header Authorization: Bearer and the token."))
                 await refusal(scope, receive, counted)
+            elif not _is_utf8(scope.get("raw_path") or b""):  # it would be read as the path of another id
+                await problem(NotFound("There is nothing at this path."))(scope, receive, counted)
+            else:
+                if scope["method"] == "OPTIONS":  # no route has it; Litestar would answer for one handler of the path
+                    scope = {**scope, "method": _NO_METHOD}  # type: ignore[typeddict-item]  # as any could come
+                await self._app(scope, receive, counted)
         finally:
-            self._metrics.answered(scope.get("path_template") or UNMATCHED, scope["method"], status)
+            self._metrics.answered(scope.get("path_template") or UNMATCHED, method, status)
+
+
+def _is_utf8(raw_path: bytes) -> bool:
+    try:
+        unquote_to_bytes(raw_path).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def refuse(request: AnyRequest, error: Exception) -> Response[None]:
@@ -85,7 +100,8 @@ def _refusal(request: AnyRequest, error: Exception) -> ASGIResponse:
         case NotFoundException():
             return problem(NotFound("There is nothing at this path."))
         case MethodNotAllowedException():
-            allowed = (error.headers or {}).get("allow", "")
+            listed = (error.headers or {}).get("allow", "").split(", ")
+            allowed = ", ".join(method for method in listed if method != "OPTIONS")
             return problem(MethodNotAllowed(f"This path has {allowed}."), headers={"Allow": allowed})
         case HTTPException() if error.status_code < 500:
             return problem(InvalidFields("The request's headers are not valid."))

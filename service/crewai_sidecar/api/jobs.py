@@ -186,7 +186,7 @@ async def cancel_alias(request: AnyRequest) -> ASGIResponse:
 async def _cancel(request: AnyRequest, *, alias: bool = False) -> ASGIResponse:
     service = parts(request)
     wanted = action_id(request)
-    body = await read_fields(request, CANCEL_FIELDS)
+    body = (await read_fields(request, CANCEL_FIELDS)).fields
     if body["action_id"] != wanted:
         raise ActionIdMismatch("The path and the body name different Actions.")
     await service.admission.settled(wanted)

@@ -179,7 +179,11 @@ def description(handlers: tuple[HTTPRouteHandler, ...]) -> bytes:
         openapi_config=OpenAPIConfig(
             title="crewai-sidecar",
             version=__version__,
-            description="Runs CrewAI crews behind a durable admission fence. See deploy/guide/contract.md.",
+            description=(
+                "Runs CrewAI crews behind a durable admission fence. See deploy/guide/contract.md. What reaches no "
+                "route is answered with a problem body too: `malformed_request` 400, `headers_too_large` 431, "
+                "`not_found` 404, `method_not_allowed` 405."
+            ),
             use_handler_docstrings=True,
             security=[{"bearer": []}],
             components=Components(security_schemes={"bearer": SecurityScheme(type="http", scheme="bearer")}),

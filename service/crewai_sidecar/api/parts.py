@@ -65,6 +65,7 @@ class Parts:
     closing: asyncio.Event
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     archiving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    parsing: asyncio.Lock = field(default_factory=asyncio.Lock)  # large bodies, one at a time
 
     @property
     def admission_state(self) -> str:

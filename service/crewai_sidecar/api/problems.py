@@ -13,9 +13,32 @@ from crewai_sidecar import errors
 from crewai_sidecar.errors import RequestRefused, SidecarError
 from crewai_sidecar.model import Cause, Record
 
-__all__ = ["MEDIA_TYPE", "PROBLEMS", "ROUTING", "Internal", "MethodNotAllowed", "NotFound", "Problem", "problem"]
+__all__ = [
+    "MEDIA_TYPE",
+    "PROBLEMS",
+    "ROUTING",
+    "HeadersTooLarge",
+    "Internal",
+    "MalformedRequest",
+    "MethodNotAllowed",
+    "NotFound",
+    "Problem",
+    "problem",
+]
 
 MEDIA_TYPE = "application/problem+json"
+
+
+class MalformedRequest(RequestRefused):
+    """What came is no HTTP."""
+
+    code = "malformed_request"
+
+
+class HeadersTooLarge(RequestRefused):
+    """The head of a request has no end within its bound."""
+
+    code = "headers_too_large"
 
 
 class NotFound(RequestRefused):
@@ -67,12 +90,14 @@ PROBLEMS: dict[type[SidecarError], tuple[int, str]] = {
     errors.JournalFull: (507, "The journal has no room"),
     errors.JournalBroken: (507, "The journal cannot be written"),
     errors.RetainedBound: (507, "As many records are retained as may be"),
+    MalformedRequest: (400, "The request is not valid HTTP"),
+    HeadersTooLarge: (431, "The headers are too large"),
     NotFound: (404, "There is nothing at this path"),
     MethodNotAllowed: (405, "The path has not this method"),
     Internal: (500, "The sidecar failed"),
 }
 
-ROUTING: tuple[type[SidecarError], ...] = (NotFound, MethodNotAllowed)
+ROUTING: tuple[type[SidecarError], ...] = (MalformedRequest, HeadersTooLarge, NotFound, MethodNotAllowed)
 """Problems of no route."""
 
 _RETRY_AFTER: dict[type[SidecarError], str] = {errors.QueueFull: "1", errors.Draining: "5"}

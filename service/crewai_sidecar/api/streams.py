@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from crewai_sidecar.api.actions import action_id, admit, answer, disconnected, find
+from crewai_sidecar.api.actions import action_id, admit, disconnected, find
 from crewai_sidecar.api.parts import AnyRequest, Parts, parts
-from crewai_sidecar.api.wire import header, headers, query_integer
-from crewai_sidecar.errors import CursorOutside
+from crewai_sidecar.api.wire import headers, integer, query_integer
+from crewai_sidecar.errors import CursorOutside, InvalidFields
 from crewai_sidecar.ledger import Entry
 from crewai_sidecar.views import events_page
 
@@ -41,50 +41,71 @@ _NAME = re.compile(rb'\{"event":"([a-z_]+)"')
 async def start_stream(request: AnyRequest) -> ASGIApp:
     """Admit an Action and send its events from the first to the ending. A repeat gets them all again."""
     admitted = await admit(request)
-    return EventStream(parts(request), admitted.entry.record.action_id, 0)
+    return EventStream(parts(request), admitted.entry, 0)
 
 
 async def start_stream_alias(request: AnyRequest) -> ASGIApp:
     """As `POST /jobs/stream`, for the operation run only."""
     admitted = await admit(request, alias=True)
-    return EventStream(parts(request), admitted.entry.record.action_id, 0)
+    return EventStream(parts(request), admitted.entry, 0)
 
 
 async def events(request: AnyRequest) -> ASGIApp:
     """Read a record's events from a cursor: a page, or with `Accept: text/event-stream` a stream up to the ending."""
-    wanted = action_id(request)
-    entry = find(request, wanted)
+    entry = find(request, action_id(request))
     cursor = query_integer(request, "cursor")
     streamed = b"text/event-stream" in b",".join(headers(request, b"accept")).lower()
-    if cursor is None and streamed:
-        return EventStream(parts(request), wanted, _after_last_event(request))
-    cursor = cursor or 0
+    if cursor is None:
+        cursor = _after_last_event(request) if streamed else 0
     if not 0 <= cursor <= entry.event_count:
         raise CursorOutside(f"The record has the cursors 0 to {entry.event_count}.")
     if streamed:
-        return EventStream(parts(request), wanted, cursor)
-    return _page(parts(request), entry, cursor)
-
-
-def _page(service: Parts, entry: Entry, cursor: int) -> ASGIResponse:
-    return answer(events_page(entry, cursor, service.store.events(entry, cursor)))
+        return EventStream(parts(request), entry, cursor)
+    return Page(events_page(entry, cursor, parts(request).store.events(entry, cursor)))
 
 
 def _after_last_event(request: AnyRequest) -> int:
-    """The cursor behind the event that a client saw last; 0 where it names none."""
-    text = (header(request, b"last-event-id") or b"").strip()
-    return int(text) + 1 if re.fullmatch(rb"[0-9]{1,18}", text) else 0
+    """The cursor behind the event that a client saw last; 0 where it names none, negative where there can be none.
+
+    Raises InvalidFields for what is no integer, and where there are two headers.
+    """
+    values = headers(request, b"last-event-id")
+    if len(values) > 1:
+        raise InvalidFields(f"The header Last-Event-ID was sent {len(values)} times.")
+    text = b"".join(values).strip()
+    if not text:
+        return 0
+    last = integer(text.decode("latin-1"))
+    if last is None:
+        raise InvalidFields("The header Last-Event-ID must be an integer, or empty.")
+    return last + 1 if last >= 0 else last
+
+
+class Page:
+    """An ASGI response of encoded parts: it holds no copy of them, and a slow reader has one send at a time."""
+
+    def __init__(self, encoded: list[bytes]) -> None:
+        self._encoded = encoded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = b"%d" % sum(map(len, self._encoded))
+        fields = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        for body in _full(self._encoded):
+            await _send(send, body)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class EventStream:
     """An ASGI response that follows one record from a cursor to its ending."""
 
-    def __init__(self, service: Parts, action_id: str, cursor: int) -> None:
+    def __init__(self, service: Parts, entry: Entry, cursor: int) -> None:
+        self._entry = entry  # also when it is archived meanwhile: what was found is sent to its end
         self._store = service.store
         self._metrics = service.metrics
         self._closing = service.closing
         self._heartbeat = service.heartbeat_seconds
-        self._action_id = action_id
+        self._action_id = entry.record.action_id
         self._cursor = cursor
         self._patience: asyncio.Timeout | None = None
 
@@ -106,13 +127,10 @@ class EventStream:
     async def _pump(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         while True:
-            entry = self._store.find(self._action_id)
-            if not isinstance(entry, Entry):  # archived meanwhile, so its ending was there to be read
-                break
-            found = self._store.events(entry, self._cursor)
+            found = self._store.events(self._entry, self._cursor)
             if found:
                 await self._send_events(send, found)
-            elif entry.record.ended:
+            elif self._entry.record.ended:
                 break
             elif self._closing.is_set():
                 await _send(send, b": closing; go on with cursor=%d\n\n" % self._cursor)
@@ -123,14 +141,12 @@ class EventStream:
 
     async def _send_events(self, send: Any, found: list[bytes]) -> None:
         """Send events as frames, many at a time; the cursor moves when they are on their way."""
-        frames: list[bytes] = []
-        size = 0
-        for sequence, event in enumerate(found, start=self._cursor):
-            frames.append(b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, _name(event), event))
-            size += len(frames[-1])
-            if size >= SEND_BYTES or sequence == self._cursor + len(found) - 1:
-                await _send(send, b"".join(frames))
-                frames, size = [], 0
+        frames = (
+            b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, _name(event), event)
+            for sequence, event in enumerate(found, start=self._cursor)
+        )
+        for body in _full(frames):
+            await _send(send, body)
         self._cursor += len(found)
 
     async def _news(self) -> bool:
@@ -148,6 +164,20 @@ class EventStream:
         if self._patience is not None and not self._patience.expired():
             with contextlib.suppress(RuntimeError):  # the wait is just over
                 self._patience.reschedule(asyncio.get_running_loop().time())
+
+
+def _full(encoded: Iterable[bytes]) -> Iterator[bytes]:
+    """Join bytes until a send is full."""
+    joined: list[bytes] = []
+    size = 0
+    for one in encoded:
+        joined.append(one)
+        size += len(one)
+        if size >= SEND_BYTES:
+            yield b"".join(joined)
+            joined, size = [], 0
+    if joined:
+        yield b"".join(joined)
 
 
 async def _send(send: Any, body: bytes) -> None:

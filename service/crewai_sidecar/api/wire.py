@@ -6,6 +6,7 @@ The fields of a body are declared once, as data: the check and the OpenAPI descr
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from typing import Any, Literal
 
 from crewai_sidecar import identity, jsontext
 from crewai_sidecar.admission import StartRequest
-from crewai_sidecar.api.parts import AnyRequest
-from crewai_sidecar.errors import AliasMisuse, BodyTooLarge, InputTooLarge, InvalidBody, InvalidFields
+from crewai_sidecar.api.parts import AnyRequest, parts
+from crewai_sidecar.errors import AliasMisuse, BodyTooLarge, InputTooLarge, InvalidBody, InvalidFields, SidecarError
 from crewai_sidecar.model import CONTROL_OPERATIONS, Operation
 
 __all__ = [
@@ -24,10 +25,12 @@ __all__ = [
     "MAX_INPUT_BYTES",
     "MAX_TIMEOUT_MS",
     "START_FIELDS",
+    "Body",
     "ClientGone",
     "Field",
     "header",
     "headers",
+    "integer",
     "query",
     "query_integer",
     "read_fields",
@@ -45,6 +48,10 @@ MAX_TIMEOUT_MS = 3_600_000
 
 _LARGE = 256 << 10
 """Bytes of a body that is parsed on another thread: the loop has streams to serve meanwhile."""
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
+"""Writes what was parsed, in which there are no circles: the check for them would keep what it saw in one."""
 
 
 class ClientGone(Exception):
@@ -113,18 +120,54 @@ CANCEL_FIELDS = (
 # -- body -----------------------------------------------------------------------------------------------------------
 
 
-async def read_fields(request: AnyRequest, fields: Sequence[Field]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The checked fields of a body, and the bytes of its `input` as compact UTF-8 JSON.
+
+    Of an input that is too large, only that is kept.
+    """
+
+    fields: dict[str, Any]
+    input_bytes: int
+
+
+async def read_fields(request: AnyRequest, fields: Sequence[Field]) -> Body:
     """Read a JSON object of the given fields.
 
     Raises BodyTooLarge, InvalidBody, InvalidFields (which lists every fault), ClientGone.
     """
-    body = await _read_body(request)
+    text = await _read_body(request)
+    if len(text) > _LARGE:
+        async with parts(request).parsing:
+            read = await asyncio.to_thread(_read_large, text, fields)
+    else:
+        read = _read(text, fields)
+    if isinstance(read, SidecarError):
+        raise read
+    return read
+
+
+def _read_large(text: bytes, fields: Sequence[Field]) -> Body | InvalidBody | InvalidFields:
+    """Read with no collection meanwhile: it would stop every thread, and what JSON makes has no cycles."""
+    gc.disable()
     try:
-        value = await asyncio.to_thread(jsontext.decode, body) if len(body) > _LARGE else jsontext.decode(body)
+        return _read(text, fields)
+    finally:
+        gc.enable()
+
+
+def _read(text: bytes, fields: Sequence[Field]) -> Body | InvalidBody | InvalidFields:
+    """Parse, check and measure a body, on whatever thread.
+
+    A refusal is returned and not raised: its traceback would keep the values, and let them be freed on the event loop,
+    where millions of them take a second.
+    """
+    try:
+        value = jsontext.decode(text)
     except jsontext.InvalidJson as error:
-        raise InvalidBody(str(error)) from None
+        return InvalidBody(str(error))
     if type(value) is not dict:
-        raise InvalidFields("The body must be a JSON object.")
+        return InvalidFields("The body must be a JSON object.")
     faults = [f"{field.name} is required" for field in fields if field.required and field.name not in value]
     known = {field.name: field for field in fields}
     for name, one in value.items():
@@ -132,8 +175,23 @@ async def read_fields(request: AnyRequest, fields: Sequence[Field]) -> dict[str,
         if fault is not None:
             faults.append(fault)
     if faults:
-        raise InvalidFields("; ".join(faults[:20]) + ".")
-    return value
+        return InvalidFields("; ".join(faults[:20]) + ".")
+    size = _size(value.get("input", {}), large=len(text) > _LARGE)
+    if size > MAX_INPUT_BYTES:
+        value["input"] = {}
+    return Body(value, size)
+
+
+def _size(value: Any, *, large: bool) -> int:
+    """Bytes of a value as compact UTF-8 JSON; where it is large, no more are counted than show that it is too large."""
+    if not large:
+        return len(_COMPACT.encode(value).encode("utf-8"))
+    size = 0
+    for part in _COMPACT.iterencode(value):  # in Python, which lets other threads in; the whole at once would not
+        size += len(part.encode("utf-8"))
+        if size > MAX_INPUT_BYTES:
+            break
+    return size
 
 
 async def _read_body(request: AnyRequest) -> bytes:
@@ -167,21 +225,20 @@ async def start_request(request: AnyRequest, *, alias: bool) -> StartRequest:
 
     Raises BodyTooLarge, InvalidBody, InvalidFields, AliasMisuse, InputTooLarge, KeyMissing, KeyInvalid, ClientGone.
     """
-    body = await read_fields(request, START_FIELDS)
+    read = await read_fields(request, START_FIELDS)
+    body = read.fields
     operation = body.get("operation", Operation.RUN.value)
     if alias and operation != Operation.RUN:
         raise AliasMisuse("The /runs routes are for the operation run; use /jobs.")
-    input_object = body.get("input", {})
-    input_bytes = len(json.dumps(input_object, ensure_ascii=False, separators=(",", ":")).encode("utf-8"))
-    if input_bytes > MAX_INPUT_BYTES:
-        raise InputTooLarge(f"The input has {input_bytes:,} bytes as compact JSON; {MAX_INPUT_BYTES:,} are allowed.")
+    if read.input_bytes > MAX_INPUT_BYTES:
+        raise InputTooLarge(f"The input has more than {MAX_INPUT_BYTES:,} bytes as compact JSON.")
     trace_id, span_id = trace_context(headers(request, b"traceparent"))
     return StartRequest(
         action_id=body["action_id"],
         crew_id=body["crew_id"],
         operation=operation,
-        input=input_object,
-        input_bytes=input_bytes,
+        input=body.get("input", {}),
+        input_bytes=read.input_bytes,
         timeout_ms=body.get("timeout_ms"),
         key=identity.idempotency_key(headers(request, b"idempotency-key")),
         trace_id=trace_id,
@@ -237,6 +294,12 @@ def query_integer(request: AnyRequest, name: str) -> int | None:
     text = query(request, name)
     if text is None:
         return None
-    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+    value = integer(text)
+    if value is None:
         raise InvalidFields(f"The query parameter {name} must be an integer.")
-    return int(text)
+    return value
+
+
+def integer(text: str) -> int | None:
+    """The value of a decimal integer of 40 digits at most, which is larger than whatever is counted here, or None."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,40}", text) else None

@@ -106,7 +106,7 @@ class DurableJournal:
                 self._attempt([])  # nobody asks: find out whether an admission would be taken again
 
     def _settle(self, batch: list[Change]) -> None:
-        """Commit a batch and say what became of it; whatever goes wrong, the thread goes on and nobody is left waiting."""
+        """Commit a batch and say what became of it; whatever goes wrong, the thread goes on and nobody waits on."""
         try:
             outcome = self._commit(batch)
         except Exception as error:  # noqa: BLE001  # MemoryError among it: a commit that hangs is worse than a refusal

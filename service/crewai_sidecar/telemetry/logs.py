@@ -6,6 +6,7 @@ print goes another way (runner/output.py).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -41,6 +42,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, separators=(",", ":"))
 
 
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's traceback of a request that it has itself cancelled, when readers stall a shutdown."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 def configure_logging(level: str) -> None:
     """Send everything that is logged in this process, warnings among it, to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
@@ -50,4 +56,5 @@ def configure_logging(level: str) -> None:
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     logging.captureWarnings(True)

@@ -87,6 +87,10 @@ class Metrics:
         """The contract port gave an answer."""
         self._count("http_answers_total", route=route, method=method, code=str(code))
 
+    def connection_refused(self, listener: str) -> None:
+        """A connection was closed at once; `listener` is contract or management."""
+        self._count("connections_refused_total", listener=listener)
+
     def ended(self, record: Record, seconds: float) -> None:
         """An Action ended, after `seconds` in a slot."""
         cause = record.cause or ""

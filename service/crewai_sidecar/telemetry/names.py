@@ -75,6 +75,12 @@ METRICS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        "connections_refused_total",
+        "counter",
+        "Connections that were closed at once, because their listener had as many as it may have.",
+        labels={"listener": frozenset({"contract", "management"})},
+    ),
+    Declared(
         "runs_ended_total",
         "counter",
         "Actions that ended, by operation, status and cause (empty for completed).",

@@ -54,6 +54,11 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing(arguments: list[str]
     assert list(tmp_path.iterdir()) == []
 
 
+def _heed_interrupts() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
@@ -63,6 +68,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=_heed_interrupts,
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:

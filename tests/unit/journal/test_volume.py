@@ -83,10 +83,7 @@ def test_the_modes_of_the_lock_are_forced(volume: Path) -> None:
 class TestOtherUsers:
     """Files of one user, a process of another."""
 
-    pytestmark = [  # noqa: RUF012  # pytest wants a list
-        pytest.mark.root,
-        pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file to another user"),
-    ]
+    pytestmark = pytest.mark.root
 
     def test_a_world_writable_root_gets_a_private_directory(self, volume: Path) -> None:
         """The default volume of a local cluster: 0777 of root, and the process is nobody special."""

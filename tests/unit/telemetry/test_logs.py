@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -78,6 +79,16 @@ def test_configuring_twice_does_not_double_the_lines(capsys: pytest.CaptureFixtu
     logging.getLogger("uvicorn.error").info("Started server process")
     log.info("x")
     assert len(written(capsys)) == 1
+
+
+def test_a_request_that_the_shutdown_cancels_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault of the application is one, and is logged as it was."""
+    configure_logging("info")
+    server = logging.getLogger("uvicorn.error")
+    server.error("Exception in ASGI application", exc_info=asyncio.CancelledError())
+    server.error("Exception in ASGI application", exc_info=KeyError("x"))
+    (line,) = written(capsys)
+    assert line["exception"] == "KeyError: 'x'"
 
 
 def test_a_warning_is_a_line_too(capsys: pytest.CaptureFixture[str]) -> None:

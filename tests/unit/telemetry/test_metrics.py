@@ -17,6 +17,7 @@ LIST = {
     "admission_open": ("gauge", ()),
     "admissions_total": ("counter", ("operation", "outcome")),
     "children_total": ("counter", ("kind",)),
+    "connections_refused_total": ("counter", ("listener",)),
     "event_readers": ("gauge", ()),
     "events_dropped_total": ("counter", ()),
     "http_answers_total": ("counter", ("route", "method", "code")),

@@ -35,12 +35,15 @@ __all__ = [
     "FromChild",
     "FromForkServer",
     "Job",
+    "Ping",
+    "Pong",
     "Ready",
     "Result",
     "Stop",
     "ToChild",
     "ToForkServer",
     "decode",
+    "decode_order",
     "frame",
     "packet",
     "receive",
@@ -92,6 +95,10 @@ class Fork(msgspec.Struct, frozen=True, tag="fork", kw_only=True):
     describe: bool = False
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping", kw_only=True):
+    """Ask the fork server whether it still serves. It answers with a Pong once all before it is done."""
+
+
 # -- fork server to service ---------------------------------------------------------------------------------------
 
 
@@ -125,6 +132,10 @@ class Exited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
     pid: int
     code: int
     strangers: int = 0
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong", kw_only=True):
+    """The answer to a Ping."""
 
 
 # -- service to child ---------------------------------------------------------------------------------------------
@@ -193,8 +204,8 @@ class Result(msgspec.Struct, frozen=True, tag="result", kw_only=True):
 
 FromChild = Ready | Event | Result
 ToChild = Job | Stop
-FromForkServer = ForkServerReady | Forked | ForkFailed | Exited
-ToForkServer = Configure | Fork
+FromForkServer = ForkServerReady | Forked | ForkFailed | Exited | Pong
+ToForkServer = Configure | Fork | Ping
 
 
 def packet(message: FromForkServer | ToForkServer) -> bytes:
@@ -220,8 +231,21 @@ def decode(text: bytes, kind: Any) -> Any:
     """
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise FrameError(str(error)) from None
+    except (msgspec.MsgspecError, RecursionError, MemoryError) as error:
+        raise FrameError(str(error) or type(error).__name__) from None
+
+
+def decode_order(text: bytes) -> ToChild:
+    """Read one message of the service: the child's side.
+
+    An input has passed jsontext, so it is read by the same rules: msgspec counts the sign of an integer as one of its
+    4,300 digits. Raises FrameError for anything else.
+    """
+    try:
+        order: ToChild = msgspec.convert(jsontext.decode(text), type=ToChild)
+    except (jsontext.InvalidJson, msgspec.MsgspecError, MemoryError) as error:
+        raise FrameError(str(error) or type(error).__name__) from None
+    return order
 
 
 class FrameReader:

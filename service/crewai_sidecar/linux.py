@@ -19,6 +19,9 @@ __all__ = ["Process", "children", "descendants", "die_with", "kill_all", "proces
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What a look at a process says that has ended meanwhile, or is hidden. Any other error must not pass for that."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,11 +62,11 @@ def threads() -> list[str]:
 
 
 def processes() -> dict[int, Process]:
-    """Read the whole process table once."""
+    """Read the whole process table once. Raises OSError when there is no descriptor to read it with."""
     table: dict[int, Process] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  # Path objects would double the cost of this scan
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123  # as above
+            with contextlib.suppress(*_GONE), open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123  # as above
                 fields = stat.read().rpartition(b")")[2].split()
                 table[int(name)] = Process(int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
     return table

@@ -1,35 +1,35 @@
 """The service process: two listeners in one event loop, and the orders of its start and its end.
 
-uvicorn's own signal handling and lifespan are off: its listener would close on the first SIGTERM, while running
-Actions still have readers, and it would raise the signal again at the end. Sockets are bound here, so that a port in
-use is a sentence and not an exit from inside a task.
+Sockets are bound before anything else is made, so that a port in use is a sentence and not an exit from inside a task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
+import hashlib
 import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from crewai_sidecar.admission import Admission
 from crewai_sidecar.api.auth import read_token
 from crewai_sidecar.app import create_contract_app, create_management_app
 from crewai_sidecar.clock import SystemClock
-from crewai_sidecar.errors import JournalOverBound, SettingRefused, StartRefused
+from crewai_sidecar.errors import JournalOverBound, SettingRefused
 from crewai_sidecar.frames import Configure, Exited, Forked
 from crewai_sidecar.journal import Opened, memory_journal, open_journal
+from crewai_sidecar.listeners import Listener, bind, contract_limits, management_limits
 from crewai_sidecar.runner import process_tree
 from crewai_sidecar.runner.launcher import Launcher
 from crewai_sidecar.runner.scheduler import Scheduler
@@ -43,9 +43,6 @@ __all__ = ["serve"]
 STOP_SECONDS = 6.0
 """Time for the three steps of stopping and the endings of what still runs when the drain time is over."""
 
-CLOSE_SECONDS = 2
-"""Time that open responses have to end after the last ending is published."""
-
 MAX_OUTPUT_BYTES = 4_194_304
 """Bytes of one output in a record."""
 
@@ -57,12 +54,24 @@ def serve(settings: Settings) -> None:
 
     Raises StartRefused, with one line for the operator, when the service must not start; nothing is left behind then.
     """
+    _hold_standard_streams()
     configure_logging(settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Service(settings).run())
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader has gone
+            stream.flush()
     os._exit(0)  # a handler that swallows its cancellation would keep the interpreter waiting for ever
+
+
+def _hold_standard_streams() -> None:
+    """Open the null device where a standard stream is closed, before a socket gets its number and its output."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, which is this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 class _Service:
@@ -82,10 +91,14 @@ class _Service:
             loop.add_signal_handler(number, self._terminated.set)
         settings = self._settings
         token = read_token(settings)
-        contract_socket = _bind(settings.host, settings.port, "PORT")
-        management_socket = _bind(settings.management_host, settings.management_port, "MANAGEMENT_PORT")
-        management = _Listener(
-            create_management_app(self._metrics, state=lambda: self._state), management_socket, "management"
+        contract_socket = bind(settings.host, settings.port, "PORT")
+        management_socket = bind(settings.management_host, settings.management_port, "MANAGEMENT_PORT")
+        management = Listener(
+            create_management_app(self._metrics, state=lambda: self._state),
+            management_socket,
+            "management",
+            management_limits(),
+            functools.partial(self._metrics.connection_refused, "management"),
         )
         deliver = Deliver(loop)
         async with contextlib.AsyncExitStack() as ends:
@@ -94,7 +107,8 @@ class _Service:
             ends.push_async_callback(asyncio.to_thread, opened.journal.close)
             store = Store(opened.journal, deliver, settings, self._clock)
             await management.up()
-            workers_lock = await self._claim(store.journal_id)
+            claim = await self._claim(store.journal_id)
+            marker = claim.marker if claim else secrets.token_hex(16)
             await asyncio.to_thread(store.restore, opened.lines)
             del opened
             store.resume()
@@ -108,17 +122,18 @@ class _Service:
                     max_event_bytes=settings.max_event_bytes,
                     max_output_bytes=MAX_OUTPUT_BYTES,
                 ),
-                run_root=_run_root(settings, store.journal_id),
+                run_root=_run_root(settings, marker),
                 warm=settings.warm_children,
-                journal_id=store.journal_id,
-                inherit_fd=workers_lock,
+                marker=marker,
+                inherit_fd=claim.descriptor if claim else None,
                 observer=self._count_child,
+                process_one=os.getpid() == 1,
             )
             if not await self._unless_terminated(starting):
                 return
             scheduler = Scheduler(store, launcher, settings, self._clock, self._metrics.ended)
             admission = Admission(store, scheduler, settings, self._clock)
-            contract = _Listener(
+            contract = Listener(
                 create_contract_app(
                     store=store,
                     admission=admission,
@@ -130,9 +145,12 @@ class _Service:
                 ),
                 contract_socket,
                 "contract",
+                contract_limits(),
+                functools.partial(self._metrics.connection_refused, "contract"),
             )
             ends.push_async_callback(contract.close)
             await contract.up()
+            gc.freeze()  # what the start has made lives as long as the process; no collection needs to go through it
             self._state = "ready"
             self._announce(contract, management)
             await self._terminated.wait()
@@ -165,7 +183,7 @@ class _Service:
                 PREFIX + "MAX_STATE_BYTES", f"{settings.state_file} is larger; it must be {error.least} at least"
             ) from None
 
-    async def _claim(self, journal_id: str) -> int | None:
+    async def _claim(self, journal_id: str) -> process_tree.Claim | None:
         state_file = self._settings.state_file
         if state_file is None:
             return None
@@ -177,11 +195,14 @@ class _Service:
         ended = "exited" if isinstance(message, Exited) and message.code >= 0 else "killed"
         self._metrics.child("forked" if isinstance(message, Forked) else ended)
 
-    def _announce(self, contract: _Listener, management: _Listener) -> None:
+    def _announce(self, contract: Listener, management: Listener) -> None:
         place = self._settings.state_file or "none (nothing survives this process)"
-        print(  # noqa: T201  # the one line on standard output, for whoever started the process
-            f"crewai-sidecar ready: contract {contract.url} management {management.url} journal {place}", flush=True
-        )
+        try:
+            print(  # noqa: T201  # the one line on standard output, for whoever started the process
+                f"crewai-sidecar ready: contract {contract.url} management {management.url} journal {place}", flush=True
+            )
+        except OSError as error:  # whoever started the process does not read it
+            _log.warning("the ready line could not be written", extra={"reason": str(error)})
         _log.info("ready", extra={"contract": contract.url, "management": management.url, "journal": str(place)})
 
     async def _drain(self, scheduler: Scheduler) -> None:
@@ -195,93 +216,15 @@ class _Service:
         self._closing.set()
 
 
-def _run_root(settings: Settings, journal_id: str) -> Path:
+def _run_root(settings: Settings, marker: str) -> Path:
     """Name the parent of the per-run directories: one for each journal, so that a start finds what a crash left.
 
     Raises SettingRefused for a place inside the journal's directory, which holds nothing else.
     """
     parent = settings.run_dir or Path(tempfile.gettempdir())
-    root = parent / f"crewai-sidecar-{journal_id[:16] if settings.durable else secrets.token_hex(8)}"
+    root = parent / f"crewai-sidecar-{hashlib.sha256(marker.encode()).hexdigest()[:16]}"
     if settings.state_file is not None and root.is_relative_to(settings.state_file.parent):
         raise SettingRefused(
             PREFIX + "RUN_DIR", f"{parent} must not be inside the journal's directory {settings.state_file.parent}"
         )
     return root
-
-
-def _bind(host: str, port: int, variable: str) -> socket.socket:
-    """Bind a listening socket; `::` takes IPv4 as well, and falls back to it where the kernel has no IPv6.
-
-    Raises SettingRefused with the address and the reason.
-    """
-    try:
-        return _listening(host, port)
-    except OSError as error:
-        if host == "::" and not socket.has_dualstack_ipv6():
-            return _bind("0.0.0.0", port, variable)  # noqa: S104  # the documented default: every address
-        raise SettingRefused(
-            PREFIX + variable, f"{host} port {port} cannot be bound: {error.strerror or error}"
-        ) from None
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(address)
-        listener.listen(2048)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-class _Listener:
-    """One uvicorn server on a socket of ours."""
-
-    def __init__(self, app: Any, listener: socket.socket, name: str) -> None:
-        self._socket = listener
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                http="httptools",
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-                timeout_keep_alive=75,
-            )
-        )
-        host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._name = name
-        self._task: asyncio.Task[None] | None = None
-
-    async def up(self) -> None:
-        """Serve, and return when the first connection would be answered."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name=f"{self._name} listener")
-        while not self._server.started:
-            if self._task.done():
-                await self._task
-                raise StartRefused(f"The {self._name} listener ended while it started.")
-            await asyncio.sleep(0.005)
-
-    async def close(self) -> None:
-        """Refuse new connections, let open responses end for a while, and return."""
-        self._server.should_exit = True
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_SECONDS + 1)
-        self._socket.close()
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone: they belong to the service."""
-        yield

@@ -39,6 +39,18 @@ class Raises:
         raise self.error
 
 
+class Nameless(type):
+    """A metaclass whose classes do not say what they are called."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]  # the very thing
+        raise RuntimeError("no name")
+
+
+class Unnamed(Exception, metaclass=Nameless):
+    """An exception that does not say what it is called."""
+
+
 class Awaited:
     """Has only kickoff_async."""
 
@@ -261,6 +273,9 @@ crews: dict[str, Any] = {
     "interrupts": lambda: Raises(KeyboardInterrupt()),
     "closes": lambda: Raises(GeneratorExit()),
     "raises": lambda: Raises(ValueError("a text that nobody may see: s3cret")),
+    "unnamed": lambda: Raises(Unnamed()),
+    "long_name": lambda: Raises(type("\U00010330" * 300, (Exception,), {})()),
+    "odd_name": lambda: Raises(type('a <b>."c"\n', (Exception,), {})()),
     "fails": fails,
     "awaited_factory": awaited_factory,
     "streams": Streams,

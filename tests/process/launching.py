@@ -13,8 +13,9 @@ from typing import Any
 
 from crewai_sidecar import linux
 from crewai_sidecar.frames import Configure, Event, Exited, FrameError, Job, Result
-from crewai_sidecar.runner.launcher import Child, Launcher, Observer
+from crewai_sidecar.runner.launcher import READY_SECONDS, Child, Launcher, Observer
 from crewai_sidecar.runner.process_tree import marked
+from crewai_sidecar.runner.server_process import PING_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -30,9 +31,11 @@ async def launched(
     inherit_fd: int | None = None,
     max_event_bytes: int = 262_144,
     max_output_bytes: int = 4_194_304,
+    ready_seconds: float = READY_SECONDS,
+    ping_seconds: float = PING_SECONDS,
 ) -> AsyncIterator[Launcher]:
     """Give a started launcher; afterwards no process and no file of it is left."""
-    launcher, journal_id = Launcher(), uuid.uuid4().hex
+    launcher, marker = Launcher(ready_seconds=ready_seconds, ping_seconds=ping_seconds), uuid.uuid4().hex
     root = directory / "runs"
     try:
         await launcher.start(
@@ -44,14 +47,14 @@ async def launched(
             ),
             run_root=root,
             warm=warm,
-            journal_id=journal_id,
+            marker=marker,
             inherit_fd=inherit_fd,
             observer=observer,
         )
         yield launcher
     finally:
         await launcher.close()
-    assert marked(journal_id) == []
+    assert marked(marker) == []
     assert not root.exists()
 
 
@@ -72,9 +75,11 @@ class Shared:
 
 
 @contextlib.contextmanager
-def shared(directory: Path, **limits: int) -> Iterator[Shared]:
+def shared(
+    directory: Path, make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop, **options: Any
+) -> Iterator[Shared]:
     """Give a launcher of every test crew; afterwards no process and no file of it is left."""
-    loop = asyncio.new_event_loop()
+    loop = make_loop()
     thread = threading.Thread(target=loop.run_forever, name="shared launcher")
     thread.start()
 
@@ -82,7 +87,7 @@ def shared(directory: Path, **limits: int) -> Iterator[Shared]:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     try:
-        context = launched(directory, **limits)  # type: ignore[arg-type]  # bounds by name
+        context = launched(directory, **options)
         launcher = wait(context.__aenter__())
         try:
             yield Shared(loop, launcher)

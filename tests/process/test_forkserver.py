@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from crewai_sidecar import frames, linux
-from tests.process.launching import REPOSITORY
+from tests.process.launching import REPOSITORY, running
+from tests.process.sidecar import until
 
 CONFIGURE = frames.Configure(registry="tests.crews.duck:crews", start_directory=str(REPOSITORY))
 
@@ -24,7 +25,7 @@ class Server:
 
     def __init__(self, home: Path, **environment: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.settimeout(20)
+        self.control.settimeout(50)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
         with theirs:
             self.process = subprocess.Popen(
@@ -98,7 +99,29 @@ def test_it_ends_with_its_socket_and_takes_its_children_along(server: Server, tm
         pid = server.hear().pid
         server.control.close()
         assert server.process.wait(10) == 0
-        assert pid not in linux.processes()
+        until(lambda: not running(pid), what="the end of the child")
+
+
+def test_it_answers_a_ping(server: Server) -> None:
+    """That is how the service knows that it is not stopped."""
+    server.say(frames.packet(frames.Ping()))
+    assert server.hear() == frames.Pong()
+
+
+@pytest.mark.parametrize("sent", [b"\x00\x00\x00\x04nope", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02{}"])
+def test_a_child_that_cannot_read_its_job_says_so(server: Server, tmp_path: Path, sent: bytes) -> None:
+    """Nothing of the crew has begun, and the service is told that."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "printed").open("w") as output:
+        fork = frames.Fork(number=1, directory=str(tmp_path))
+        server.say(frames.packet(fork), [theirs.fileno(), output.fileno()])
+        pid = server.hear().pid
+        assert frames.receive(ours) is not None
+        ours.sendall(sent)
+        text = frames.receive(ours)
+        assert text is not None
+        assert frames.decode(text, frames.FromChild) == frames.Result(error_type="FrameError", provider_started=False)
+        assert server.hear() == frames.Exited(pid=pid, code=0)
 
 
 def test_it_refuses_to_fork_beside_a_second_thread(tmp_path: Path) -> None:

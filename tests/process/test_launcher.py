@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +20,7 @@ from typing import Any
 import pytest
 
 from crewai_sidecar.errors import RegistryRefused, StartRefused
-from crewai_sidecar.frames import Exited, Forked, Result, Stop
+from crewai_sidecar.frames import Exited, Forked, FrameError, Result, Stop
 from crewai_sidecar.linux import descendants
 from crewai_sidecar.runner.launcher import Child, Launcher
 from crewai_sidecar.runner.process_tree import claim, marked
@@ -29,6 +33,31 @@ STEP = 2.0
 def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """A launcher of every test crew."""
     with shared(tmp_path_factory.mktemp("launcher")) as launcher:
+        yield launcher
+
+
+class FaultyLoop(asyncio.SelectorEventLoop):
+    """A loop that watches no further descriptor as long as it has a fault."""
+
+    fault: Exception | None = None
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]  # passes all on
+        if self.fault is not None:
+            raise self.fault
+        super().add_reader(fd, callback, *args)
+
+
+def faulty_loop() -> FaultyLoop:
+    """Give the loop that runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, FaultyLoop)
+    return loop
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """A launcher without warm children, on a loop that can be given a fault, whose fork server is often pinged."""
+    with shared(tmp_path_factory.mktemp("bare"), FaultyLoop, warm=0, ping_seconds=1.0) as launcher:
         yield launcher
 
 
@@ -351,7 +380,7 @@ def test_a_child_has_surroundings_of_its_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("OWN", "value")
 
     async def scenario() -> None:
-        lock = claim(tmp_path / "runs.json.workers", uuid.uuid4().hex)
+        lock = claim(tmp_path / "runs.json.workers", uuid.uuid4().hex).descriptor
         async with launched(tmp_path, inherit_fd=lock) as launcher:
             os.close(lock)
             child = await launcher.take()
@@ -414,6 +443,200 @@ def test_a_dead_fork_server_is_replaced_and_its_descendants_are_gone(tmp_path: P
     asyncio.run(scenario())
 
 
+def test_a_run_directory_that_was_removed_is_made_again(bare: Shared) -> None:
+    """What a crew, or a cleaner of temporary files, takes away ends no run after its own."""
+
+    async def scenario(launcher: Launcher) -> None:
+        child = await launcher.take()
+        await _end(child)
+        root = child.directory.parent
+        shutil.rmtree(root)
+        child = await launcher.take()
+        assert child.directory.parent == root
+        assert [path.stat().st_mode & 0o777 for path in (root, child.directory)] == [0o700, 0o700]
+        start(child, "duck.answer")
+        assert (await read(child))[1] is not None
+        await child.exited
+
+    bare.run(scenario)
+
+
+def test_a_fork_server_that_cannot_be_started_again_is_tried_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While there is no place for its files nobody is lost who waits for a child."""
+
+    async def scenario() -> None:
+        async with launched(tmp_path, warm=0) as launcher:
+            child = await launcher.take()
+            server = _parent(child.pid)
+            shutil.rmtree(tmp_path / "runs")
+            (tmp_path / "runs").write_text("in the way")
+            os.kill(server, signal.SIGKILL)
+            waiting = asyncio.create_task(launcher.take())
+            await until(lambda: caplog.text.count("did not start again") > 1)
+            (tmp_path / "runs").unlink()
+            child = await waiting
+            start(child, "duck.answer")
+            assert (await read(child))[1] is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_service_without_descriptors_forks_when_it_has_them_again(
+    bare: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits for a child waits for it, and is not forgotten."""
+
+    async def scenario(launcher: Launcher) -> None:
+        lowest_free = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest_free)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        try:
+            waiting = asyncio.create_task(launcher.take())
+            await until(lambda: "no child could be forked: [Errno 24]" in caplog.text)
+            assert not waiting.done()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        child = await waiting
+        assert child.error is None
+        await _end(child)
+
+    bare.run(scenario)
+
+
+def test_a_fork_server_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    """It answers no ping, so it is killed, its children are lost, and the next one serves."""
+
+    async def scenario() -> None:
+        async with launched(tmp_path, warm=0, ping_seconds=0.5) as launcher:
+            child = await launcher.take()
+            server = _parent(child.pid)
+            os.kill(server, signal.SIGSTOP)
+            waiting = asyncio.create_task(launcher.take())
+            assert (await child.exited).code == -9
+            assert not running(server)
+            assert (await waiting).error is None
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_that_has_nothing_to_do_is_left_alone(bare: Shared) -> None:
+    """It answers its pings: after some of them the same one forks."""
+
+    async def scenario(launcher: Launcher) -> None:
+        first = await launcher.take()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(first.exited), 4)  # twice as long as it may be silent
+        second = await launcher.take()
+        assert _parent(first.pid) == _parent(second.pid)
+        await _end(first)
+        await _end(second)
+
+    bare.run(scenario)
+
+
+def test_a_stopped_fork_server_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """It is killed after 2 s, and what it had is swept."""
+
+    async def scenario() -> None:
+        async with launched(tmp_path, warm=0) as launcher:
+            child = await launcher.take()
+            server = _parent(child.pid)
+            os.kill(server, signal.SIGSTOP)
+            begun = time.monotonic()
+            await launcher.close()
+            assert time.monotonic() - begun < 4
+            assert [pid for pid in (child.pid, server) if running(pid)] == []
+
+    asyncio.run(scenario())
+
+
+def test_a_child_that_hangs_in_the_registry_s_import_is_given_up(tmp_path: Path) -> None:
+    """It is killed, the run that would have had it learns why, and the next one has another."""
+    (tmp_path / "acme.py").write_text(
+        "import pathlib, time\n"
+        "class Crew:\n    def kickoff(self, inputs):\n        return 'done'\n"
+        f"if pathlib.Path({str(tmp_path / 'hang')!r}).exists():\n    time.sleep(1000)\n"
+        "crews = {'a': Crew}\n"
+    )
+
+    async def scenario() -> None:
+        async with launched(tmp_path, "acme:crews", start_directory=tmp_path, warm=0, ready_seconds=2) as launcher:
+            await _end(await launcher.take())
+            (tmp_path / "hang").touch()
+            child = await launcher.take()
+            assert child.error == "WorkerLost: it was not ready within 2 s"
+            assert (await child.exited).code == -signal.SIGKILL
+            (tmp_path / "hang").unlink()
+            assert (await launcher.take()).error is None
+
+    asyncio.run(scenario())
+    (tmp_path / "hang").touch()
+    with pytest.raises(RegistryRefused) as refused:
+        asyncio.run(scenario())
+    assert str(refused.value) == (
+        "AIP_CREWAI_REGISTRY: acme:crews did not load within 2 s; what takes long belongs in a factory"
+    )
+
+
+def test_what_nobody_has_foreseen_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A fault while a child, or a fork server, is started is logged, and who waits for a child has one afterwards."""
+
+    async def scenario() -> None:
+        loop = faulty_loop()
+        async with launched(tmp_path, warm=0) as launcher:
+            child = await launcher.take()
+            loop.fault = RuntimeError("a fault")
+            waiting = asyncio.create_task(launcher.take())
+            await until(lambda: "a child could not be provided" in caplog.text)
+            os.kill(_parent(child.pid), signal.SIGKILL)
+            await until(lambda: "the fork server could not be restarted" in caplog.text)
+            loop.fault = None
+            child = await waiting
+            start(child, "duck.answer")
+            assert (await read(child))[1] is not None
+
+    with asyncio.Runner(loop_factory=FaultyLoop) as runner:
+        runner.run(scenario())
+
+
+def test_a_run_whose_frames_cannot_be_read_ends_alone(bare: Shared) -> None:
+    """What the kernel refuses to one run is that run's end, and nobody else's."""
+
+    async def scenario(launcher: Launcher) -> None:
+        loop = faulty_loop()
+        child, neighbour = await launcher.take(), await launcher.take()
+        start(child, "hostile.sleeps")
+        loop.fault = OSError(errno.ENOSPC, "too many watches")
+        with pytest.raises(FrameError, match="too many watches"):
+            await anext(child.frames())
+        loop.fault = None
+        await _end(child)
+        start(neighbour, "duck.answer")
+        assert (await read(neighbour))[1] is not None
+        await neighbour.exited
+
+    bare.run(scenario)
+
+
+def test_an_observer_that_fails_disturbs_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for ever because a metric could not be written; the fault is logged."""
+
+    def observe(_: Forked | Exited) -> None:
+        raise RuntimeError("no place for a note")
+
+    async def scenario() -> None:
+        async with launched(tmp_path, observer=observe, warm=0) as launcher:
+            _, result, exited = await perform(launcher, "duck.answer")
+            assert result is not None
+            assert exited.code == 0
+
+    asyncio.run(scenario())
+    assert "no place for a note" in caplog.text
+
+
 def test_a_warm_child_that_dies_unused_is_replaced(tmp_path: Path) -> None:
     """Nobody is given a dead child, and the pool fills up again."""
     forks: list[int] = []
@@ -459,7 +682,7 @@ async def main():
     launcher = Launcher()
     await launcher.start(
         Configure(registry="tests.crews.hostile:crews", start_directory=sys.argv[1]),
-        run_root=Path(sys.argv[2], "runs"), warm=1, journal_id=sys.argv[3],
+        run_root=Path(sys.argv[2], "runs"), warm=1, marker=sys.argv[3],
     )
     child = await launcher.take()
     child.send(Job(action_id="a", crew_id="daemonises", operation="run", input={"marks": sys.argv[2]}))
@@ -471,22 +694,22 @@ asyncio.run(main())
 
 def test_nothing_outlives_a_killed_service(tmp_path: Path) -> None:
     """SIGKILL of the service: fork server, children and a daemon without any environment are gone within 2 s."""
-    journal_id = uuid.uuid4().hex
+    marker = uuid.uuid4().hex
 
     async def scenario() -> None:
         service = subprocess.Popen(  # noqa: ASYNC220  # the loop has nothing else to do
-            [sys.executable, "-c", SERVICE, str(REPOSITORY), str(tmp_path), journal_id], cwd=REPOSITORY
+            [sys.executable, "-c", SERVICE, str(REPOSITORY), str(tmp_path), marker], cwd=REPOSITORY
         )
         try:
             daemon = int(await until(lambda: _text(tmp_path / "daemon"), 20))
             family = descendants(service.pid)
             assert daemon in family
-            assert len(marked(journal_id)) >= 3
+            assert len(marked(marker)) >= 3
         finally:
             service.kill()
             service.wait()
         await until(lambda: not [pid for pid in family if running(pid)], 2)
-        assert marked(journal_id) == []
+        assert marked(marker) == []
 
     asyncio.run(scenario())
 
@@ -500,6 +723,11 @@ def test_a_launcher_that_never_started_can_be_closed(tmp_path: Path) -> None:
         await launcher.close()
 
     asyncio.run(scenario())
+
+
+async def _end(child: Child) -> None:
+    child.kill()
+    await child.exited
 
 
 async def _idle(pid: int) -> None:

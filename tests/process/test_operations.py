@@ -137,6 +137,24 @@ def test_an_exception_of_a_crew_is_said_by_its_class_alone(crews: Shared) -> Non
     assert "s3cret" not in str(result)
 
 
+@pytest.mark.parametrize(
+    ("crew", "error_type"),
+    [("unnamed", "Unnamed"), ("long_name", "\U00010330" * 21), ("odd_name", "a__b___c__")],
+)
+def test_an_exception_whatever_its_class_is_called_is_the_result_of_the_run(
+    crews: Shared, crew: str, error_type: str
+) -> None:
+    """A name that cannot be asked for is read all the same; one that is long, or no name, is cut and mended."""
+    _, result = job(crews, f"duck.{crew}")
+    assert (result.error_type, result.provider_started) == (error_type, True)
+
+
+def test_the_longest_integers_reach_the_crew(crews: Shared) -> None:
+    """The sign of an integer is none of its 4,300 digits."""
+    made = output(crews, "duck.answer", topic="x", most=int("9" * 4300), least=-int("9" * 4300))
+    assert made["raw"] == "hello x"
+
+
 def test_a_batch_uses_a_fresh_crew_for_each_input_and_keeps_the_failed_ones(crews: Shared) -> None:
     """Results stand in the order of the inputs; each has its event; an element that exits fails alone."""
     inputs = [{"n": 1}, {"fail": "yes"}, {"fail": "exit"}, {"n": 4}]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from crewai_sidecar import linux
 from crewai_sidecar.errors import StartRefused, VolumeRefused
 from crewai_sidecar.runner.process_tree import MARKER, claim, kill_pids, marked, sweep
+from tests.process.sidecar import Sidecar
 
 HOLDER = (
     "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_SH); print(flush=True); time.sleep(60)"
@@ -50,23 +52,46 @@ def sleeper(started: list[subprocess.Popen[bytes]], **environment: str) -> subpr
 def test_a_claim_ends_what_carries_the_journal_s_marker_and_nothing_else(
     tmp_path: Path, journal_id: str, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Processes of another journal and of nobody's stay."""
-    ours = sleeper(started, **{MARKER: journal_id})
-    others = [sleeper(started, **{MARKER: uuid.uuid4().hex}), sleeper(started, **{MARKER: journal_id + "0"})]
+    """Processes of another journal, of a copy with the same id, and of nobody's stay."""
+    path = tmp_path / "runs.json.workers"
+    descriptor, marker = claim(path, journal_id)
+    os.close(descriptor)
+    copy, copied = claim(tmp_path / "copy.workers", journal_id)
+    os.close(copy)
+    ours = sleeper(started, **{MARKER: marker})
+    others = [sleeper(started, **{MARKER: one}) for one in (uuid.uuid4().hex, marker + "0", copied)]
     others.append(sleeper(started))
-    assert marked(journal_id) == [ours.pid]
-    descriptor = claim(tmp_path / "runs.json.workers", journal_id)
+    assert marked(marker) == [ours.pid]
+    descriptor, again = claim(path, journal_id)
     try:
+        assert again == marker
         assert ours.wait(5) == -signal.SIGKILL
-        assert [other.poll() for other in others] == [None, None, None]
+        assert [other.poll() for other in others] == [None] * 4
     finally:
         os.close(descriptor)
+
+
+def test_a_service_on_a_copy_of_a_journal_leaves_the_original_s_runs_alone(
+    make_sidecar: Callable[..., Sidecar], tmp_path: Path
+) -> None:
+    """Same journal id, same run directory, same host: the run of the other goes on, and so do its files."""
+    original = make_sidecar("original").start()
+    action_id = original.begin("crew", {"seconds": 60, "mark": "begun"})
+    original.wait_for_effect("begun")
+    roots = list((original.directory / "run").iterdir())
+    shutil.copytree(original.directory / "state", tmp_path / "copy" / "state")
+    copy = make_sidecar("copy", run_dir=str(original.directory / "run")).start()
+    assert copy.record(action_id)["cause"] == "restart"
+    assert original.record(action_id)["status"] == "running"
+    (root,) = roots
+    assert {one.name.partition("-")[0] for one in root.iterdir()} == {"run", "server"}
+    assert len(list((original.directory / "run").iterdir())) == 2
 
 
 def test_the_claimed_lock_is_shared_and_private(tmp_path: Path, journal_id: str) -> None:
     """Its file is this user's alone, and a second start cannot have it alone as long as anybody holds it."""
     path = tmp_path / "runs.json.workers"
-    descriptor = claim(path, journal_id)
+    descriptor, _ = claim(path, journal_id)
     try:
         assert path.stat().st_mode & 0o777 == 0o600
         assert not os.get_inheritable(descriptor)
@@ -96,7 +121,7 @@ def test_a_claim_waits_for_the_lock_and_then_refuses_and_names_who_holds_it(
     assert str(holder.pid) in str(refused.value)
     assert holder.poll() is None
     holder.kill()
-    os.close(claim(path, journal_id))
+    os.close(claim(path, journal_id).descriptor)
 
 
 @pytest.mark.parametrize("kind", ["symlink", "directory"])

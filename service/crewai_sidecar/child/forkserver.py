@@ -112,9 +112,12 @@ class ForkServer:
         try:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
-            fork = frames.decode(text, frames.Fork)
-            number = fork.number
-            self._fork(fork, descriptors)
+            match frames.decode(text, frames.Fork | frames.Ping):
+                case frames.Fork() as fork:
+                    number = fork.number
+                    self._fork(fork, descriptors)
+                case frames.Ping():
+                    self._say(frames.Pong())
         except (frames.FrameError, OSError) as error:
             self._say(frames.ForkFailed(number=number, error=f"{type(error).__name__}: {error}"))
         finally:

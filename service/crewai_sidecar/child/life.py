@@ -60,10 +60,14 @@ def _serve(fork: frames.Fork, configure: frames.Configure, channel: Channel) -> 
         channel.send(frames.Ready(pid=os.getpid(), error=str(error)))
         return EXIT_REGISTRY
     channel.send(frames.Ready(pid=os.getpid(), crews=crews))
-    text = frames.receive(channel.socket)
-    if text is None:
+    try:
+        text = frames.receive(channel.socket)
+        if text is None:
+            return 0
+        message = frames.decode_order(text)
+    except frames.FrameError:
+        channel.send(frames.Result(error_type="FrameError", provider_started=False))
         return 0
-    message = frames.decode(text, frames.ToChild)
     if not isinstance(message, frames.Job):
         return 0  # stopped before there was anything to do
     result = _work(message, configure, registry, channel)
@@ -84,7 +88,7 @@ def _listen(channel: Channel, stopper: Stopper) -> None:
     """Pass on the service's order to stop; end with the service. Runs in its own thread."""
     with contextlib.suppress(OSError, frames.FrameError):
         while (text := frames.receive(channel.socket)) is not None:
-            if isinstance(frames.decode(text, frames.ToChild), frames.Stop):
+            if isinstance(frames.decode_order(text), frames.Stop):
                 stopper.order()
     os._exit(0)
 

@@ -12,13 +12,18 @@ from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from typing import Any
 
-__all__ = ["MAX_NODES", "Plain", "clean_text", "plain"]
+from crewai_sidecar import jsontext
+
+__all__ = ["MAX_NODES", "Plain", "class_name", "clean_text", "plain"]
 
 MAX_NODES = 2_500_000
 """Values in one value. More than that are over any bound in bytes that an output may have."""
 
 _DEPTH = 90
 """Levels that are kept: what is written must be readable again (jsontext.MAX_DEPTH), inside a few levels of our own."""
+
+_NAME_LENGTH = 128
+_NAME_BYTES = 256
 
 _BITS = 14_280
 """An integer of so many bits has at most 4,300 digits, which is what Python turns into text."""
@@ -28,6 +33,18 @@ def plain(value: Any) -> tuple[Any, bool]:
     """Return the value as strict JSON, and whether something in it had to be changed."""
     walk = Plain()
     return walk.value(value), walk.changed
+
+
+def class_name(value: Any) -> str:
+    """Name a value's class in at most 128 characters and 256 bytes of JSON, all of them such as a name has.
+
+    The name is taken from the class itself: a metaclass may answer `__name__` with anything, or raise.
+    """
+    name = str.__str__(type.__dict__["__name__"].__get__(type(value)))
+    name = "".join(one if f"_{one}".isidentifier() else "_" for one in name[:_NAME_LENGTH])
+    while jsontext.length(name) > _NAME_BYTES:
+        name = name[:-1]
+    return name or "_"
 
 
 def clean_text(text: str) -> str:
@@ -81,7 +98,7 @@ class Plain:
             return self._text(str(value))
         except Exception:  # noqa: BLE001  # a crew's object may do anything when it is looked at
             self.changed = True
-            return type(value).__name__
+            return class_name(value)
         finally:
             self._path.discard(id(value))
 

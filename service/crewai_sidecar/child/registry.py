@@ -12,6 +12,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from crewai_sidecar.child.plain import class_name, clean_text
 from crewai_sidecar.frames import Crew
 
 __all__ = ["METHODS", "Registry", "RegistryError", "describe_error", "load", "operations_of"]
@@ -49,7 +50,7 @@ def load(name: str) -> Registry:
     except BaseException as error:  # noqa: BLE001  # also sys.exit in a module is a registry that does not load
         raise RegistryError(describe_error(error)) from None
     if pairs is None:
-        raise RegistryError(f"TypeError: {name} is a {type(entries).__name__}, not a mapping of crew ids")
+        raise RegistryError(f"TypeError: {name} is a {class_name(entries)}, not a mapping of crew ids")
     return Registry(dict(_checked(name, pairs)))
 
 
@@ -63,7 +64,7 @@ def _checked(name: str, pairs: list[tuple[Any, Any]]) -> list[tuple[str, Any]]:
             )
         if not callable(value) and not _is_crew(value) and _method(value, "crew") is None:
             raise RegistryError(
-                f"TypeError: crew {crew_id!r} is a {type(value).__name__}, neither a factory nor an object with kickoff"
+                f"TypeError: crew {crew_id!r} is a {class_name(value)}, neither a factory nor an object with kickoff"
             )
     return pairs
 
@@ -99,8 +100,11 @@ def operations_of(crew: Any) -> list[str]:
 
 def describe_error(error: BaseException) -> str:
     """Name an exception in one line of at most 500 characters."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+    try:
+        text = clean_text(" ".join(str(error).split()))
+    except Exception:  # noqa: BLE001  # a text that cannot be had is no reason to say nothing
+        text = ""
+    return f"{class_name(error)}: {text}"[:500] if text else class_name(error)
 
 
 def _is_id(value: Any) -> bool:

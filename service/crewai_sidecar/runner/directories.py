@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crewai_sidecar.errors import VolumeRefused
 
-__all__ = ["prepare", "remove"]
+__all__ = ["below", "prepare", "remove"]
 
 
 def prepare(root: Path) -> Path:
@@ -19,14 +19,38 @@ def prepare(root: Path) -> Path:
     Raises VolumeRefused for one that is somebody else's, or a link.
     """
     root = root.absolute()
+    try:
+        _make(root)
+        for left in root.iterdir():
+            remove(left)
+    except OSError as error:
+        raise VolumeRefused(root, error.strerror or str(error), "Mend it or set AIP_CREWAI_RUN_DIR") from None
+    return root
+
+
+def below(root: Path, name: str) -> Path:
+    """Make a directory in the root, and the root again where something has removed it. It may exist.
+
+    Raises OSError when it cannot be made, or the root is somebody else's by now.
+    """
+    directory = root / name
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        try:
+            _make(root)
+        except VolumeRefused as error:
+            raise PermissionError(str(error)) from None
+        directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
+def _make(root: Path) -> None:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise VolumeRefused(root, "it is not a directory of this user", "Remove it or set AIP_CREWAI_RUN_DIR")
     root.chmod(0o700)
-    for left in root.iterdir():
-        remove(left)
-    return root
 
 
 def remove(path: Path) -> None:

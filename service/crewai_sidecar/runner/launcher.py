@@ -21,12 +21,15 @@ from crewai_sidecar import frames, linux
 from crewai_sidecar.errors import RegistryRefused, StartRefused, WorkerLost
 from crewai_sidecar.runner import directories, process_tree
 from crewai_sidecar.runner.children import Child
-from crewai_sidecar.runner.server_process import ForkRefused, ServerProcess, environment
+from crewai_sidecar.runner.server_process import PING_SECONDS, ForkRefused, ServerProcess, environment
 
 __all__ = ["Child", "Launcher", "Observer"]
 
 Observer = Callable[[frames.Forked | frames.Exited], None]
 """Told of every fork and every exit."""
+
+READY_SECONDS = 60.0
+"""Time that a child has to import the registry."""
 
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
@@ -34,6 +37,7 @@ _SETTLED_SECONDS = 30.0
 """A fork server that lived so long has earned an immediate successor."""
 
 _SWEEP_SECONDS = 5.0
+_REAP_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +45,8 @@ _log = logging.getLogger(__name__)
 class Launcher:
     """The one source of children. Its `state` is starting, ready, restarting or closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ready_seconds: float = READY_SECONDS, ping_seconds: float = PING_SECONDS) -> None:
+        self._ready_seconds, self._ping_seconds = ready_seconds, ping_seconds
         self.state = "starting"
         self._crews: dict[str, frames.Crew] = {}
         self._server: ServerProcess | None = None
@@ -58,6 +63,7 @@ class Launcher:
         self._inherit: int | None = None
         self._observer: Observer | None = None
         self._spared: list[int] = []
+        self._reaper: asyncio.Task[None] | None = None
 
     @property
     def crews(self) -> Mapping[str, frames.Crew]:
@@ -70,13 +76,16 @@ class Launcher:
         *,
         run_root: Path,
         warm: int,
-        journal_id: str,
+        marker: str,
         inherit_fd: int | None = None,
         observer: Observer | None = None,
+        process_one: bool = False,
     ) -> None:
         """Start the fork server and the first child, which describes the registry.
 
-        `run_root` is this service's alone and holds nothing else; `inherit_fd` is the second lock.
+        `run_root` is this service's alone and holds nothing else; `marker` is what its processes are known by;
+        `inherit_fd` is the second lock. As `process_one` every orphan of the container is reaped: nothing else in this
+        process may start and wait for processes then.
 
         Raises RegistryRefused when the registry does not load, VolumeRefused for a `run_root` of somebody else,
         StartRefused when there can be no child at all.
@@ -84,12 +93,14 @@ class Launcher:
         self._loop = asyncio.get_running_loop()
         self._warm_children, self._inherit, self._observer = warm, inherit_fd, observer
         self._root = await asyncio.to_thread(directories.prepare, run_root)
-        self._environment, handed = environment(os.environ, self._root / "server", journal_id)
+        self._environment, handed = environment(os.environ, self._root / "server", marker)
         self._configure = msgspec.structs.replace(configure, environment={**handed, **configure.environment})
         process_tree.set_subreaper()
         self._spared = [
             pid for pid, process in linux.processes().items() if process.parent == os.getpid()
         ]  # what this process had started before is none of ours
+        if process_one:
+            self._reaper = self._loop.create_task(self._reap(), name="reap")
         try:
             await self._start_server()
             first = await self._first_child()
@@ -145,6 +156,8 @@ class Launcher:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        if self._reaper is not None:
+            self._reaper.cancel()
         if self._server is not None:
             await self._server.close()
             await self._bury(self._server)
@@ -156,9 +169,15 @@ class Launcher:
     # -- the fork server ------------------------------------------------------------------------------------------
 
     async def _start_server(self) -> None:
-        for name in ("home", "tmp", "storage"):
-            (self._root / "server" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        server = ServerProcess(forked=self._observe, exited=self._exited, lost=self._lost)
+        try:
+            place = directories.below(self._root, "server")
+            for name in ("home", "tmp", "storage"):
+                directories.below(place, name)
+        except OSError as error:
+            raise WorkerLost(str(error)) from None
+        server = ServerProcess(
+            forked=self._observe, exited=self._exited, lost=self._lost, ping_seconds=self._ping_seconds
+        )
         self._server = server
         self._started_at = self._loop.time()
         await server.start(self._configure, self._environment, self._inherit)
@@ -170,14 +189,24 @@ class Launcher:
         self._warm.clear()  # nobody is to be given a child that has gone
         if self.state != "closed":
             self.state = "restarting"
-            self._task(self._restart(), "restart")
+            self._begin_restart()
+
+    def _begin_restart(self) -> None:
+        if self.state != "closed":
+            self._task(self._restart(), "restart", self._restarted)
+
+    def _restarted(self, task: asyncio.Task[None]) -> None:
+        """Begin again after what nobody has foreseen: without a fork server there would be no run any more."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the fork server could not be restarted; it is tried again", exc_info=error)
+            self._loop.call_later(_LONGEST_DELAY, self._begin_restart)
 
     async def _restart(self) -> None:
-        server = self._server
         while True:
-            if server is not None:
+            if self._server is not None:
                 _log.error("the fork server has died; its children are lost and another is started")
-                await self._bury(server)
+                await self._bury(self._server)
+                self._server = None
             if self._loop.time() - self._started_at > _SETTLED_SECONDS:
                 self._deaths = 0
             await asyncio.sleep(_delay(self._deaths))
@@ -186,7 +215,6 @@ class Launcher:
                 await self._start_server()
             except WorkerLost as error:
                 _log.error("the fork server did not start again: %s", error)
-                server = self._server
                 continue
             if self.state != "closed":
                 self.state = "ready"
@@ -210,7 +238,14 @@ class Launcher:
         for _ in range(wanted):
             task = self._loop.create_task(self._spawn(), name="spawn")
             self._spawning.add(task)
-            task.add_done_callback(self._spawning.discard)
+            task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        """Begin again after what nobody has foreseen: somebody waits for that child."""
+        self._spawning.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a child could not be provided; it is tried again", exc_info=error)
+            self._loop.call_later(_LONGEST_DELAY, self._fill)
 
     async def _spawn(self) -> None:
         """Provide one child, however often that has to be tried."""
@@ -238,24 +273,29 @@ class Launcher:
     async def _fork(self, *, describe: bool = False) -> Child:
         """Fork a child and wait until it is ready, or is not going to be.
 
-        Raises ForkRefused and WorkerLost as `ServerProcess.fork`; WorkerLost also when it goes with the fork server.
+        Raises ForkRefused and WorkerLost as `ServerProcess.fork`; ForkRefused also where the service has no directory
+        or no descriptors for it, WorkerLost also when it goes with the fork server.
         """
         server = self._server
         if server is None or not server.alive:
             raise WorkerLost("the fork server has gone")
         self._number += 1
         directory = self._root / f"run-{self._number}"
-        directory.mkdir(mode=0o700)
-        child = Child(self._number, directory)
+        try:
+            directories.below(self._root, directory.name)
+            child = Child(self._number, directory)
+        except OSError as error:
+            self._remove_later(directory)
+            raise ForkRefused(str(error)) from None
         try:
             await server.fork(child, describe=describe)
         except BaseException:
             if child.pid < 0:
                 child.close()
-                self._remove_later(child)
+                self._remove_later(directory)
             raise
         try:
-            await self._until_ready(child)
+            await child.until_ready(self._ready_seconds)
         except BaseException:
             child.kill()
             raise
@@ -263,32 +303,22 @@ class Launcher:
             raise WorkerLost("the fork server has gone")
         return child
 
-    async def _until_ready(self, child: Child) -> None:
-        message: frames.FromChild | None = None
-        async with contextlib.aclosing(child.frames()) as messages:
-            try:
-                message = await anext(messages, None)
-            except frames.FrameError as error:
-                child.error = f"FrameError: {error}"
-        match message:
-            case frames.Ready() as ready:
-                child.crews, child.error = ready.crews, ready.error
-            case None if child.error is None:
-                child.kill()
-                code = (await asyncio.shield(child.exited)).code
-                child.error = f"WorkerLost: the child ended before it was ready, with code {code}"
-            case _:
-                child.error = child.error or "FrameError: the child did not say that it is ready"
-                child.kill()
-
     async def _first_child(self) -> Child:
         while True:
             try:
                 first = await self._fork(describe=True)
             except ForkRefused as error:
-                raise StartRefused(f"No child can be forked: {error}. Raise the limit of processes") from None
+                raise StartRefused(
+                    f"No child can be forked: {error}. Raise the limits of processes and files, and see that "
+                    f"{self._root} can be written"
+                ) from None
             if first.error is None:
                 return first
+            if first.late:
+                raise RegistryRefused(
+                    f"{self._configure.registry} did not load within {self._ready_seconds:g} s; "
+                    "what takes long belongs in a factory"
+                )
             raise RegistryRefused(f"{self._configure.registry} does not load: {first.error}")
 
     def _offer(self, child: Child) -> None:
@@ -305,12 +335,15 @@ class Launcher:
 
     def _observe(self, message: frames.Forked | frames.Exited) -> None:
         if self._observer is not None:
-            self._observer(message)
+            try:
+                self._observer(message)
+            except Exception:  # noqa: BLE001  # what looks on must not be the end of a run
+                _log.exception("a fork or an exit was not taken note of")
 
     def _exited(self, child: Child, exited: frames.Exited) -> None:
         child.finish(exited)
         self._observe(exited)
-        self._remove_later(child)
+        self._remove_later(child.directory)
         if child.has_job:
             _log.info(
                 "run output",
@@ -325,13 +358,26 @@ class Launcher:
             self._loop.call_later(_delay(self._unused), self._fill)
             self._unused += 1
 
-    def _remove_later(self, child: Child) -> None:
-        self._task(asyncio.to_thread(directories.remove, child.directory), "remove")
+    async def _reap(self) -> None:
+        while True:
+            server = self._server
+            process_tree.reap_strangers(server.pid if server is not None and server.alive else None)
+            await asyncio.sleep(_REAP_SECONDS)
 
-    def _task(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+    def _remove_later(self, directory: Path) -> None:
+        self._task(asyncio.to_thread(directories.remove, directory), "remove")
+
+    def _task(
+        self,
+        coroutine: Coroutine[None, None, None],
+        name: str,
+        ended: Callable[[asyncio.Task[None]], None] | None = None,
+    ) -> None:
         task = self._loop.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if ended is not None:
+            task.add_done_callback(ended)
 
 
 def _delay(failures: int) -> float:

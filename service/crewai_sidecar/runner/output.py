@@ -36,7 +36,12 @@ class OutputPipe:
         self._at = self._loop.time()
         self._descriptor, self.writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(self.writer, True)
-        self._loop.add_reader(self._descriptor, self._read)
+        try:
+            self._loop.add_reader(self._descriptor, self._read)
+        except BaseException:
+            os.close(self._descriptor)
+            os.close(self.writer)
+            raise
 
     def close_writer(self) -> None:
         """Give up our copy of the end that the process writes to."""
@@ -60,6 +65,8 @@ class OutputPipe:
             chunk = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
             return False
+        except (OSError, MemoryError):
+            chunk = b""  # a reader that fails would be called again at once, for ever
         if not chunk:
             self._close_reader()
             return False

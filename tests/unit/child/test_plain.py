@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from crewai_sidecar import jsontext
-from crewai_sidecar.child.plain import Plain, plain
+from crewai_sidecar.child.plain import Plain, class_name, plain
 
 
 class Colour(Enum):
@@ -122,3 +122,12 @@ def test_every_value_can_be_written_and_read_again(value: Any) -> None:
     clean, _ = plain(value)
     assert jsontext.decode(jsontext.encode(clean)) == clean
     assert plain(clean) == (clean, False)
+
+
+@given(st.text())
+def test_a_class_has_a_short_name_of_plain_characters(name: str) -> None:
+    """Whatever it was called by whoever made it."""
+    made = class_name(type(name.replace("\0", "") or "_", (), {})())
+    assert 1 <= len(made) <= 128
+    assert jsontext.length(made) <= 256
+    assert f"_{made}".isidentifier()

@@ -20,12 +20,10 @@ from crewai_sidecar.child.channel import Channel
 from crewai_sidecar.child.crewai_adapter import follow, output
 from crewai_sidecar.child.crewai_adapter.stop import Stopped, Stopper
 from crewai_sidecar.child.crewai_adapter.stream import FEED
-from crewai_sidecar.child.plain import clean_text
+from crewai_sidecar.child.plain import class_name
 from crewai_sidecar.child.registry import METHODS, Registry
 
 __all__ = ["OperationUnsupported", "perform"]
-
-_NAME_LENGTH = 128
 
 
 class OperationUnsupported(Exception):
@@ -50,7 +48,7 @@ def perform(
         FEED.flush()
         channel.close()
         return frames.Result(
-            error_type=_class_name(error), provider_started=work.started, events_dropped=channel.dropped
+            error_type=class_name(error), provider_started=work.started, events_dropped=channel.dropped
         )
     return frames.Result(
         output=fitting.value,
@@ -113,11 +111,11 @@ def _batch_run(work: _Work) -> dict[str, Any]:
         except (HookAborted, Stopped, asyncio.CancelledError) as error:
             if work.stopper.ordered:
                 raise
-            result = {"error_type": _class_name(error)}
+            result = {"error_type": class_name(error)}
         except BaseException as error:  # as for a run: an element's failure is not the batch's
             if not work.started:
                 raise
-            result = {"error_type": _class_name(error)}
+            result = {"error_type": class_name(error)}
         results.append(result)
         FEED.flush()
         work.channel.emit("input_completed", {"index": index, "error_type": result.get("error_type")})
@@ -175,10 +173,6 @@ def _method(crew: Any, operation: str) -> Callable[..., Any]:
         if callable(method):
             return method  # type: ignore[no-any-return]  # a crew is anything
     raise OperationUnsupported(f"the crew has none of {', '.join(METHODS[operation])}")
-
-
-def _class_name(error: BaseException) -> str:
-    return clean_text(type(error).__name__)[:_NAME_LENGTH]
 
 
 async def _wait(value: Awaitable[Any]) -> Any:

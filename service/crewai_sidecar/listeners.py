@@ -74,6 +74,9 @@ def bind(host: str, port: int, variable: str) -> socket.socket:
     """
     try:
         return _listening(host, port)
+    except socket.gaierror as error:
+        name = PREFIX + variable.replace("PORT", "HOST")
+        raise SettingRefused(name, f"{host!r} is not an address here: {error.strerror}") from None
     except OSError as error:
         if host == "::" and not socket.has_dualstack_ipv6():
             return bind("0.0.0.0", port, variable)  # noqa: S104  # the documented default: every address

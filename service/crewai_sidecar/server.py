@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Coroutine
@@ -33,7 +34,7 @@ from crewai_sidecar.listeners import Listener, bind, contract_limits, management
 from crewai_sidecar.runner import process_tree
 from crewai_sidecar.runner.launcher import Launcher
 from crewai_sidecar.runner.scheduler import Scheduler
-from crewai_sidecar.settings import PREFIX, Settings
+from crewai_sidecar.settings import PREFIX, Settings, unknown_variables
 from crewai_sidecar.store import Deliver, Store
 from crewai_sidecar.telemetry.logs import configure_logging
 from crewai_sidecar.telemetry.metrics import Metrics
@@ -82,6 +83,7 @@ class _Service:
         self._metrics = Metrics()
         self._clock = SystemClock()
         self._state = "starting"
+        self._scheduler: Scheduler | None = None
         self._closing = asyncio.Event()
         self._terminated = asyncio.Event()
 
@@ -91,10 +93,14 @@ class _Service:
             loop.add_signal_handler(number, self._terminated.set)
         settings = self._settings
         token = read_token(settings)
+        if settings.run_dir is not None and not settings.run_dir.is_dir():
+            raise SettingRefused(PREFIX + "RUN_DIR", f"{settings.run_dir} is not a directory")
+        if settings.training_dir is not None:
+            _prepare_training_directory(settings.training_dir)
         contract_socket = bind(settings.host, settings.port, "PORT")
         management_socket = bind(settings.management_host, settings.management_port, "MANAGEMENT_PORT")
         management = Listener(
-            create_management_app(self._metrics, state=lambda: self._state),
+            create_management_app(self._metrics, state=self._readiness),
             management_socket,
             "management",
             management_limits(),
@@ -131,7 +137,7 @@ class _Service:
             )
             if not await self._unless_terminated(starting):
                 return
-            scheduler = Scheduler(store, launcher, settings, self._clock, self._metrics.ended)
+            scheduler = self._scheduler = Scheduler(store, launcher, settings, self._clock, self._metrics.ended)
             admission = Admission(store, scheduler, settings, self._clock)
             contract = Listener(
                 create_contract_app(
@@ -153,8 +159,21 @@ class _Service:
             gc.freeze()  # what the start has made lives as long as the process; no collection needs to go through it
             self._state = "ready"
             self._announce(contract, management)
+            self._warn(scheduler)
             await self._terminated.wait()
             await self._drain(scheduler)
+
+    def _readiness(self) -> str:
+        """starting, ready, or draining, also by the drain route."""
+        return "draining" if self._scheduler is not None and self._scheduler.draining else self._state
+
+    def _warn(self, scheduler: Scheduler) -> None:
+        """Say what is set up in a way that can hardly be meant."""
+        for name in unknown_variables(os.environ):
+            _log.warning("%s is not a setting", name)
+        for crew_id in self._settings.effect_free_crews:
+            if crew_id not in scheduler.crews:
+                _log.warning("AIP_CREWAI_EFFECT_FREE_CREWS names %r, and the registry has no such crew", crew_id)
 
     async def _unless_terminated(self, coming: Coroutine[Any, Any, None]) -> bool:
         """Wait for a step of the start; False when the process was told to end meanwhile."""
@@ -207,13 +226,32 @@ class _Service:
 
     async def _drain(self, scheduler: Scheduler) -> None:
         """Let running Actions end, stop the rest, and let their readers see the endings."""
-        self._state = "draining"
-        _log.info("draining", extra={"active": scheduler.active, "queued": scheduler.queued})
+        _log.info(
+            "draining: up to %g s for what runs and waits",
+            self._settings.drain_seconds,
+            extra={"active": scheduler.active, "queued": scheduler.queued},
+        )
         scheduler.drain()
         await scheduler.drained(self._settings.drain_seconds)
         if not await scheduler.shutdown(STOP_SECONDS):
             _log.error("an ending is held by the disk; the next start fences its Action")
         self._closing.set()
+
+
+def _prepare_training_directory(path: Path) -> None:
+    """Check the directory of trained artefacts, or make it, 0700, where only its last component is missing.
+
+    Raises SettingRefused.
+    """
+    name = PREFIX + "TRAINING_DIR"
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise SettingRefused(name, f"{path} cannot be made: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise SettingRefused(name, f"{path} must be a real directory that only its owner can write: chmod go-w it")
 
 
 def _run_root(settings: Settings, marker: str) -> Path:

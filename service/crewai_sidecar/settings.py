@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from crewai_sidecar.errors import SettingRefused
 from crewai_sidecar.model import Operation
 
-__all__ = ["PREFIX", "Settings", "is_loopback", "read_settings"]
+__all__ = ["PREFIX", "Settings", "is_loopback", "read_settings", "unknown_variables"]
 
 PREFIX = "AIP_CREWAI_"
 
@@ -63,6 +64,12 @@ def _registry(value: str) -> str:
     if not (module and colon and attribute) or any(not part.isidentifier() for part in module.split(".")):
         raise ValueError("must be module:attribute, for example acme_crews:crews")
     return value
+
+
+def _level(value: str) -> str:
+    if value.lower() not in {"debug", "info", "warning", "error"}:
+        raise ValueError("must be debug, info, warning or error")
+    return value.lower()
 
 
 def _absolute(value: Path | None) -> Path | None:
@@ -154,10 +161,8 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(default=20.0, ge=0, le=3600)
     """Time that running Actions have after SIGTERM before they are stopped."""
 
-    log_level: Annotated[str, BeforeValidator(lambda v: v.lower() if isinstance(v, str) else v)] = Field(
-        default="info", pattern="^(debug|info|warning|error)$"
-    )
-    """Least level that is logged."""
+    log_level: Annotated[str, AfterValidator(_level)] = "info"
+    """Least level that is logged: debug, info, warning or error. debug shows what crews print, whatever it is."""
 
     @property
     def durable(self) -> bool:
@@ -182,6 +187,15 @@ def read_settings() -> Settings:
     return settings
 
 
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Variables with our prefix that are no setting: a misspelt name would otherwise have no effect in silence.
+
+    They are not refused: Kubernetes injects such names for a Service, and a connector beside us has its own.
+    """
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    return sorted(name for name in names if name.startswith(PREFIX) and name not in known)
+
+
 def _fact(error: Any) -> str:
     text = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
@@ -192,7 +206,7 @@ def _check_together(settings: Settings) -> None:
     """Check what no field can say alone."""
     loopback = is_loopback(settings.host)
     if settings.bearer_token is not None and settings.bearer_token_file is not None:
-        raise SettingRefused(PREFIX + "BEARER_TOKEN", "and AIP_CREWAI_BEARER_TOKEN_FILE exclude each other; set one")
+        raise SettingRefused(PREFIX + "BEARER_TOKEN", "excludes AIP_CREWAI_BEARER_TOKEN_FILE; set one of them")
     if settings.allow_unauthenticated and not loopback:
         raise SettingRefused(
             PREFIX + "ALLOW_UNAUTHENTICATED", f"is for loopback development, and AIP_CREWAI_HOST is {settings.host}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.sidecar import Sidecar
+from tests.process.sidecar import Sidecar, until
 
 Make = Callable[..., Sidecar]
 
@@ -50,7 +50,12 @@ def refusal(sidecar: Sidecar, *words: str) -> str:
         ("STATE_FILE", "", ["AIP_CREWAI_STATE_FILE", "required"]),
         ("TRAINING_DIR", "", ["AIP_CREWAI_TRAINING_DIR", "train"]),
         ("ALLOW_EPHEMERAL", "yes", ["AIP_CREWAI_ALLOW_EPHEMERAL"]),
-        ("HOST", "256.1.1.1", ["AIP_CREWAI_"]),
+        ("HOST", "256.1.1.1", ["AIP_CREWAI_HOST"]),
+        ("MANAGEMENT_HOST", "no.such.host.invalid", ["AIP_CREWAI_MANAGEMENT_HOST"]),
+        ("LOG_LEVEL", "loud", ["AIP_CREWAI_LOG_LEVEL", "debug, info, warning or error"]),
+        ("TRAINING_DIR", "/proc/training", ["AIP_CREWAI_TRAINING_DIR"]),
+        ("TRAINING_DIR", "/tmp", ["AIP_CREWAI_TRAINING_DIR", "only its owner"]),
+        ("RUN_DIR", "/no/such/directory", ["AIP_CREWAI_RUN_DIR", "/no/such/directory"]),
     ],
 )
 def test_a_wrong_setting_is_named(make_sidecar: Make, name: str, value: str, words: list[str]) -> None:
@@ -58,6 +63,19 @@ def test_a_wrong_setting_is_named(make_sidecar: Make, name: str, value: str, wor
     sidecar = make_sidecar(**{name: value})
     refusal(sidecar, *words)
     assert not sidecar.state_file.exists()
+
+
+def said(sidecar: Sidecar, words: str) -> None:
+    """Wait until the log has some words."""
+    until(lambda: words in sidecar.errors(), 5, words)
+
+
+def test_what_is_set_up_in_a_way_that_can_hardly_be_meant_is_said(make_sidecar: Make) -> None:
+    """A misspelt setting, and a crew without effects that the registry does not have: a warning each, not a refusal."""
+    sidecar = make_sidecar(max_concurency="3", effect_free_crews="nobody")
+    sidecar.start()
+    for word in ("AIP_CREWAI_MAX_CONCURENCY is not a setting", "nobody"):
+        said(sidecar, word)
 
 
 @pytest.mark.parametrize("mode", ["ALLOW_EPHEMERAL", "ALLOW_UNAUTHENTICATED"])

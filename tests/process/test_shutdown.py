@@ -78,6 +78,8 @@ def test_drain_refuses_new_actions_and_returns_at_once(sidecar: Sidecar) -> None
     action = sidecar.begin("crew", {"mark": "running", "seconds": 1})
     sidecar.wait_for_effect("running")
     assert sidecar.request("POST", "/drain").json() == {"draining": True}
+    assert httpx.get(sidecar.management_url + "/readyz").status_code == 503
+    assert sidecar.request("GET", "/health").status_code == 503
     assert sidecar.submit("crew").status_code == 503
     assert sidecar.ended(action)["status"] == "completed"
 

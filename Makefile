@@ -22,7 +22,7 @@ help: ## Say what can be made
 venv: $(INSTALLED) ## Make the virtual environment (once for each lock)
 	@test "$$(cat $(INSTALLED))" = "$(CURDIR)" || { rm $(INSTALLED); $(MAKE) --no-print-directory $(INSTALLED); }
 
-demo: venv ## Watch a real crew run behind the fence; needs no network and no account
+demo: venv ## Watch a real crew run behind the fence; needs no account; uses OPENAI_API_KEY if it is set
 	@$(BIN)/crewai-sidecar demo
 
 demo-crash: venv ## The same, killed half-way and started again
@@ -60,10 +60,11 @@ clean: ## Remove the virtual environment and all caches
 $(LOCKED): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 		|| { echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13: make PYTHON=python3.12 ..." >&2; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@echo "Installing into $(VENV), about a minute …"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
 
 $(INSTALLED): $(LOCKED) pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@echo "$(CURDIR)" > $@

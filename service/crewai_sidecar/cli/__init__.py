@@ -1,7 +1,8 @@
 """The command `crewai-sidecar`: the service, a client for people and scripts, and the demo.
 
 Exit codes: 0 done; 1 the Action did not complete, or the service refused the request; 2 wrong usage; 69 the service
-cannot be reached or takes no work; 78 the service must not start as it is set up; 130 interrupted.
+cannot be reached or takes no work; 78 the service must not start as it is set up; 130 `submit` was interrupted while it
+watched an Action.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from crewai_sidecar.cli.exits import as_exit_code
+from crewai_sidecar.cli.exits import WRONG_USAGE, as_exit_code, one_line
 from crewai_sidecar.connector import Sidecar, token_from_file
 
 __all__ = ["client_command"]
@@ -43,7 +43,7 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--json", "as_json", is_flag=True, help="Write JSON, one object a line, for machines.")
     @functools.wraps(function)
     def command(*args: Any, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
-        token = token_from_file(token_file) if token_file is not None else (os.environ.get(TOKEN_VARIABLE) or None)
+        token = _source(token_file) if token_file is not None else (os.environ.get(TOKEN_VARIABLE) or None)
         with as_exit_code():
             try:
                 sidecar = Sidecar(url, token=token)
@@ -53,3 +53,15 @@ def client_command(function: Callable[..., None]) -> Callable[..., None]:
                 function(sidecar, *args, as_json=as_json, **options)
 
     return command
+
+
+def _source(file: Path) -> Callable[[], str]:
+    """Make the token's source, having read it once: a file without one ends the command before anything is sent."""
+    source = token_from_file(file)
+    try:
+        source()
+    except (OSError, ValueError) as error:
+        fact = (isinstance(error, OSError) and error.strerror) or "the file is not UTF-8"
+        click.echo(f"crewai-sidecar: no token in {one_line(file)}: {fact}", err=True)
+        raise SystemExit(WRONG_USAGE) from error
+    return source

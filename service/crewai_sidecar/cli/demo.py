@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable
 
@@ -17,8 +19,14 @@ from crewai_sidecar.model import Status
 
 __all__ = ["demo"]
 
+DECIDING_FIELDS = ("status", "cause", "provider_started", "uncertain_outcome", "to_be_reconciled")
+"""What a caller decides by after a crash."""
+
 LEAST_CRASH_PACE = 0.02
 """Seconds between words below which a run might end before it is killed."""
+
+
+NUMBERS = "(one number for each event; a sentence takes many)"
 
 
 @click.command()
@@ -59,16 +67,22 @@ def demo(crash: bool, slow: float, topic: str, keep: bool) -> None:
 def _run(stage: Stage, action: Action) -> bool:
     _start(stage, "Starting a sidecar with one crew, called demo: a researcher with a tool, and a writer.")
     _say(f"Sending the Action {action.action_id}. Its events, as they happen:")
+    click.echo(NUMBERS)
     with stage.connect() as sidecar:
         _watch(sidecar, action)
         view = sidecar.status(action.action_id)
         _say("The record that the sidecar keeps of it:")
         record_lines(view, click.echo)
         if view.status is not Status.COMPLETED:
+            _hint()
             return False
         _say("Sending exactly the same Action again, as a caller does that has lost the answer:")
         used = stage.effects_count()
-        click.echo(output_text(sidecar.submit(action)))
+        begin = time.monotonic()
+        output = sidecar.submit(action)
+        took = time.monotonic() - begin
+        click.echo(output_text(output))
+        click.echo(f"The answer came from the record, in {took:.3f} s.")
         again = stage.effects_count()
     click.echo("")
     click.echo(f"The tool was used {used} time(s) before the repeat and {again} after it: {_verdict(used, again)}")
@@ -79,12 +93,14 @@ def _run(stage: Stage, action: Action) -> bool:
 def _crash(stage: Stage, action: Action) -> bool:
     _start(stage, "Starting a sidecar with one crew, called demo: a researcher with a tool, and a writer.")
     _say(f"Sending the Action {action.action_id}. As soon as its tool is at work, the service is killed:")
+    click.echo(NUMBERS)
     with stage.connect() as sidecar:
         killed_in = _watch(sidecar, action, until=lambda event: event.event == "tool_started")
     if killed_in is None or not stage.wait_for_an_effect():
         click.echo(
             "crewai-sidecar: the crew did not use its tool this time, so there was no moment to kill it", err=True
         )
+        _hint()
         return False
     pid = stage.pid
     stage.kill()
@@ -94,7 +110,7 @@ def _crash(stage: Stage, action: Action) -> bool:
     with stage.connect() as sidecar:
         view = sidecar.status(action.action_id)
         _say("What it knows of the Action:")
-        record_lines(view, click.echo)
+        record_lines(view, click.echo, DECIDING_FIELDS)
         _say("Sending exactly the same Action again. The answer comes from the journal:")
         _watch(sidecar, action)
         after = sidecar.status(action.action_id)
@@ -108,12 +124,13 @@ def _crash(stage: Stage, action: Action) -> bool:
 def _watch(sidecar: Sidecar, action: Action, until: Callable[[Event], bool] | None = None) -> Event | None:
     """Start the Action and show its events to the ending, or to the first that `until` is true of."""
     progress = Progress(sys.stdout, as_json=False)
-    events = sidecar.stream(action)
     try:
-        for event in events:
-            progress.show(event)
-            if until is not None and until(event):
-                return event
+        # Closed here and not by the garbage collector, in which a Ctrl-C would be lost.
+        with contextlib.closing(sidecar.stream(action)) as events:
+            for event in events:
+                progress.show(event)
+                if until is not None and until(event):
+                    return event
     finally:
         progress.close()
     return None
@@ -124,6 +141,14 @@ def _start(stage: Stage, words: str) -> None:
     stage.start()
     model = "a real model, by OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else "scripted, offline"
     click.echo(f"Ready at {stage.url}, process {stage.pid}, model: {model}")
+
+
+def _hint() -> None:
+    """Name the way around a real model that does not answer as the demo needs it."""
+    if os.environ.get("OPENAI_API_KEY"):
+        click.echo(
+            "crewai-sidecar: the real model may be the cause; without it: env -u OPENAI_API_KEY make demo", err=True
+        )
 
 
 def _say(words: str) -> None:
@@ -142,7 +167,7 @@ def _explain(view: RecordView) -> None:
 What happened here: before the crew was allowed to start, the Action was written to
 disk. The restarted service found it there as running, cannot know how far it had
 come, and says so instead of guessing: status {view.status}, uncertain_outcome: {uncertain}.
-It does not run the Action again by itself, and not when it is asked to either: the
+It does not run the Action again by itself, nor when the same Action is sent again: the
 tool may already have sent the mail or booked the flight. Somebody has to find out at
 the provider what happened, and then decide. New work is a new Action ID."""
     )

@@ -9,10 +9,13 @@ import click
 
 from crewai_sidecar.connector import ConnectorError, Refused, Unreachable
 
-__all__ = ["FAILED", "MISCONFIGURED", "UNAVAILABLE", "as_exit_code", "one_line"]
+__all__ = ["FAILED", "MISCONFIGURED", "UNAVAILABLE", "WRONG_USAGE", "as_exit_code", "one_line"]
 
 FAILED = 1
 """The Action did not complete, or the service refused the request."""
+
+WRONG_USAGE = 2
+"""An argument cannot be used; click ends with it too."""
 
 UNAVAILABLE = 69
 """EX_UNAVAILABLE of sysexits: nobody answers there, or the service takes no work now."""

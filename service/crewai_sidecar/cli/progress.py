@@ -7,7 +7,7 @@ word on a terminal, a line at a time in a pipe.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import click
@@ -15,7 +15,7 @@ import click
 from crewai_sidecar.cli.exits import one_line
 from crewai_sidecar.connector import Event, RecordView
 
-__all__ = ["Progress", "json_line", "record_lines"]
+__all__ = ["Progress", "json_line", "output_text", "record_lines"]
 
 SPOKEN = {
     "started": "started",
@@ -30,6 +30,9 @@ SPOKEN = {
     "cancelled": "CANCELLED",
 }
 """Words for the event names; a name that is not here is shown as it is."""
+
+SPOKEN_OF_A_FAILURE = {"tool_finished": "tool failed", "model_called": "model call failed"}
+"""Words for the events whose `failed` is true."""
 
 DETAILS = ("operation", "task_name", "tool_name", "model", "agent_role", "index", "cause", "error_type")
 """Simple fields of an event's data that are worth a place in its line, in this order."""
@@ -96,18 +99,21 @@ class Progress:
 
 
 def _sentence(event: Event) -> str:
-    words = [SPOKEN.get(event.event, one_line(event.event))]
+    spoken = SPOKEN_OF_A_FAILURE if event.data.get("failed") is True and event.event in SPOKEN_OF_A_FAILURE else SPOKEN
+    words = [spoken.get(event.event, one_line(event.event))]
     words += [one_line(value) for name in DETAILS if isinstance(value := event.data.get(name), str | int)]
-    if event.event.startswith(("tool_", "model_")) and event.data.get("failed") is True:
-        words.append("(it failed)")
     if event.data.get("uncertain_outcome") is True:
         words.append("uncertain_outcome: true")
     return "  ".join(word for word in words if word)
 
 
-def record_lines(view: RecordView, echo: Callable[[str], None]) -> None:
-    """Show a record: each field of the answer in a line, the output last, as text where it is one."""
-    plain = {name: value for name, value in view.answer.items() if name != "output"}
+def record_lines(view: RecordView, echo: Callable[[str], None], first: Sequence[str] = ()) -> None:
+    """Show a record: each field of the answer in a line, the output last, as text where it is one.
+
+    The fields in `first` come before all others.
+    """
+    plain = {name: view.answer[name] for name in first if name in view.answer}
+    plain |= {name: value for name, value in view.answer.items() if name != "output"}
     width = max(map(len, plain))
     for name, value in plain.items():
         if value is None or value == [] or value == {}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import click
+
 from crewai_sidecar.connector import Sidecar, token_from_file
 
 __all__ = ["READY", "NotStarted", "Stage", "ends_like_ctrl_c"]
@@ -29,6 +32,8 @@ START_SECONDS = 120.0
 """The first start of a fresh installation compiles a few thousand modules."""
 
 STOP_SECONDS = 15.0
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EFFECTS_VARIABLE = "CREWAI_SIDECAR_DEMO_EFFECTS"
 """As in demo.crew, which this process must not import: it loads crewai."""
@@ -61,9 +66,18 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-        if not self._keep:
-            shutil.rmtree(self.directory)
+        # A second Ctrl-C must not leave the service and the directory behind; the stop has a bound of its own.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING_SIGNALS}
+        try:
+            if error is not None:
+                with contextlib.suppress(OSError):  # its reader has gone
+                    click.echo("stopping …", err=True)
+            self.stop()
+            if not self._keep:
+                shutil.rmtree(self.directory)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def start(self) -> None:
         """Start `crewai-sidecar serve` and wait until it is ready.

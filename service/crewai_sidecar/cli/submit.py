@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ def submit(
     click.echo(f"Action {action.action_id}  key {one_line(action.idempotency_key)}", err=True)
     progress = Progress(sys.stdout if as_json else sys.stderr, as_json=as_json)
     try:
-        for event in _to_the_ending(sidecar, action):
-            progress.show(event)
+        with contextlib.closing(_to_the_ending(sidecar, action)) as events:
+            for event in events:
+                progress.show(event)
     except KeyboardInterrupt:
         click.echo(
             f"crewai-sidecar: interrupted; the Action goes on: crewai-sidecar events {action.action_id} --follow",
@@ -87,16 +89,17 @@ def submit(
         click.echo(output_text(view.output or {}))
 
 
-def _to_the_ending(sidecar: Sidecar, action: Action) -> Iterator[Event]:
+def _to_the_ending(sidecar: Sidecar, action: Action) -> Generator[Event, None, None]:
     """Give out the Action's events to the last, across connections that break off.
 
     The start is sent once. If its answer is lost, the record tells whether the Action was admitted.
     """
     cursor = 0
     try:
-        for event in sidecar.stream(action):
-            cursor = event.sequence + 1
-            yield event
+        with contextlib.closing(sidecar.stream(action)) as events:
+            for event in events:
+                cursor = event.sequence + 1
+                yield event
         return
     except Unreachable as lost:
         if not lost.may_have_arrived:

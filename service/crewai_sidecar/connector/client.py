@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -46,9 +48,16 @@ class Patience(msgspec.Struct, frozen=True):
 def token_from_file(path: Path) -> TokenSource:
     """Make a source that reads the token's file before each request, so that a rotation needs no restart.
 
-    The source raises OSError where the file cannot be read.
+    The source raises OSError where the file cannot be read or has no token in it, and ValueError where it is not UTF-8.
     """
-    return lambda: path.read_text("utf-8").strip()
+
+    def read() -> str:
+        token = path.read_text("utf-8").strip()
+        if not token:
+            raise OSError(errno.ENODATA, "the file is empty", str(path))
+        return token
+
+    return read
 
 
 class Sidecar:
@@ -113,11 +122,12 @@ class Sidecar:
         response, answer = self._http.call("POST", "/jobs", body=action.body(), headers=headers)
         return Accepted(location=response.headers.get("location", _job(action.action_id)), answer=answer)
 
-    def stream(self, action: Action) -> Iterator[Event]:
+    def stream(self, action: Action) -> Generator[Event, None, None]:
         """Start an Action and give out its events as they happen, from the first to the ending.
 
         The request is sent when the first event is asked for. A connection that breaks off raises Unreachable: go on
-        with `follow`, from the number of events that came.
+        with `follow`, from the number of events that came. Close the generator where it is left before the ending: that
+        closes the connection.
         """
         with self._http.open(
             "POST",
@@ -127,9 +137,10 @@ class Sidecar:
             read_seconds=HEARTBEAT_SECONDS * 3,
         ) as response:
             ended = False
-            for event in self._events(response, 0):
-                yield event
-                ended = event.terminal
+            with contextlib.closing(self._events(response, 0)) as events:
+                for event in events:
+                    yield event
+                    ended = event.terminal
         if not ended:
             raise Unreachable(f"{self._http.origin} closed the stream before the ending", may_have_arrived=True)
 
@@ -143,7 +154,7 @@ class Sidecar:
         _, answer = self._http.call("GET", _job(action_id, "/events"), query={"cursor": cursor, "crew_id": crew_id})
         return _read(answer, EventsPage)
 
-    def follow(self, action_id: str, cursor: int = 0, *, crew_id: str | None = None) -> Iterator[Event]:
+    def follow(self, action_id: str, cursor: int = 0, *, crew_id: str | None = None) -> Generator[Event, None, None]:
         """Give out a record's events from a cursor to its ending, over as many connections as it takes.
 
         Each event comes once, in order. Raises Unreachable after `Patience.attempts` in a row without a new event.
@@ -152,11 +163,12 @@ class Sidecar:
         while True:
             came = False
             try:
-                for event in self._listen(action_id, cursor, crew_id):
-                    came, cursor = True, cursor + 1
-                    yield event
-                    if event.terminal:
-                        return
+                with contextlib.closing(self._listen(action_id, cursor, crew_id)) as events:
+                    for event in events:
+                        came, cursor = True, cursor + 1
+                        yield event
+                        if event.terminal:
+                            return
                 if not came and self._nothing_left(action_id, cursor, crew_id):
                     return
                 lost: ConnectorError = Unreachable(
@@ -212,7 +224,7 @@ class Sidecar:
         """Tell the service to take no new Action; it goes on with those that it has."""
         self._http.call("POST", "/drain")
 
-    def _listen(self, action_id: str, cursor: int, crew_id: str | None) -> Iterator[Event]:
+    def _listen(self, action_id: str, cursor: int, crew_id: str | None) -> Generator[Event, None, None]:
         with self._http.open(
             "GET",
             _job(action_id, "/events"),
@@ -222,22 +234,23 @@ class Sidecar:
         ) as response:
             yield from self._events(response, cursor)
 
-    def _events(self, response: httpx.Response, cursor: int) -> Iterator[Event]:
+    def _events(self, response: httpx.Response, cursor: int) -> Generator[Event, None, None]:
         """Read a stream of events up to the ending; the sequence must begin at the cursor and have no gap."""
         parser = sse.Parser()
-        for piece in self._http.pieces(response):
-            try:
-                messages = parser.feed(piece)
-            except (sse.FrameTooLarge, UnicodeDecodeError) as error:
-                raise BrokenContract(f"{self._http.origin} sends a stream that cannot be read: {error}") from error
-            for message in messages:
-                event = _event(message.data)
-                if event.sequence != cursor:
-                    raise BrokenContract(f"event {cursor} was to come and {event.sequence} came")
-                cursor += 1
-                yield event
-                if event.terminal:
-                    return
+        with contextlib.closing(self._http.pieces(response)) as pieces:
+            for piece in pieces:
+                try:
+                    messages = parser.feed(piece)
+                except (sse.FrameTooLarge, UnicodeDecodeError) as error:
+                    raise BrokenContract(f"{self._http.origin} sends a stream that cannot be read: {error}") from error
+                for message in messages:
+                    event = _event(message.data)
+                    if event.sequence != cursor:
+                        raise BrokenContract(f"event {cursor} was to come and {event.sequence} came")
+                    cursor += 1
+                    yield event
+                    if event.terminal:
+                        return
 
     def _nothing_left(self, action_id: str, cursor: int, crew_id: str | None) -> bool:
         """Tell a cursor behind the ending from a stream that ended too early: both have no event."""

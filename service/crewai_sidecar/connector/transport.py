@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
 
 import httpx
 
@@ -97,18 +97,19 @@ class Transport:
         finally:
             response.close()
 
-    def pieces(self, response: httpx.Response) -> Iterator[bytes]:
+    def pieces(self, response: httpx.Response) -> Generator[bytes, None, None]:
         """Give out the body as it arrives.
 
         Raises Unreachable where it breaks off.
         """
-        stream = response.iter_bytes()
-        while True:
-            with self._mapped():
-                piece = next(stream, None)
-            if piece is None:
-                return
-            yield piece
+        # httpx promises an iterator only and gives a generator, which would else be ended by the garbage collector.
+        with contextlib.closing(cast("Generator[bytes, None, None]", response.iter_bytes())) as stream:
+            while True:
+                with self._mapped():
+                    piece = next(stream, None)
+                if piece is None:
+                    return
+                yield piece
 
     def _request(
         self,

@@ -231,7 +231,7 @@ def test_an_address_that_must_not_get_a_token_is_wrong_usage(url: str) -> None:
 
 
 def test_the_token_comes_from_file_or_environment(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file wins; an unreadable one is a line that names it."""
+    """The file wins."""
     monkeypatch.setenv("AIP_CREWAI_BEARER_TOKEN", "from the environment")
     run("list")
     file = tmp_path / "token"
@@ -242,7 +242,16 @@ def test_the_token_comes_from_file_or_environment(run: Run, tmp_path: Path, monk
         "Bearer from the environment",
         "Bearer from the file",
     ]
-    file.unlink()
-    result = run("list")
-    assert result.exit_code == 1
-    assert str(file) in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff"], ids=["missing", "empty", "blank", "not UTF-8"])
+def test_a_file_without_a_token_is_wrong_usage(run: Run, tmp_path: Path, content: bytes | None) -> None:
+    """One line that names the file, code 2, and nothing is sent."""
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    result = run("list", "--token-file", str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"crewai-sidecar: no token in {file}: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert run.service.requests == []

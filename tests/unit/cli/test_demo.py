@@ -48,7 +48,11 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing(arguments: list[str]
     if arguments:
         assert "FAILED" in result.stdout
         assert "uncertain_outcome: true" in result.stdout
+        known = result.stdout.partition("What it knows of the Action:\n")[2].splitlines()[:5]
+        fields = ["status", "cause", "provider_started", "uncertain_outcome", "to_be_reconciled"]
+        assert [line.split()[0] for line in known] == fields
     else:
+        assert "The answer came from the record, in " in result.stdout
         assert "There was a time when the moon could only be watched." in result.stdout
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
@@ -62,11 +66,12 @@ def _heed_interrupts() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a run ends the service and takes the directory away."""
+    """Ctrl-C in the middle of a run ends the service and takes the directory away, also when it is pressed again."""
     with subprocess.Popen(
         [sys.executable, "-m", "crewai_sidecar", "demo", "--slow", "1"],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=_heed_interrupts,
     ) as demo:
@@ -75,8 +80,12 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
             if "started" in line:
                 break
         demo.send_signal(number)
+        for line in demo.stdout:
+            if "stopping" in line:
+                break
+        demo.send_signal(signal.SIGINT)  # impatience
         demo.stdout.read()
-    assert demo.returncode != 0
+    assert demo.returncode == (1 if number == signal.SIGINT else 128 + number)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -48,6 +48,15 @@ def test_a_journal_that_is_there_is_not_lost(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_journal_that_never_was_is_not_lost(tmp_path: Path) -> None:
+    """A mistyped path is refused with code 78, and neither a lock file nor a directory is made there."""
+    result = CliRunner().invoke(main, ["journal", "accept-loss", str(tmp_path / "state" / "runs.json"), "--yes"])
+    assert result.exit_code == 78
+    assert "no journal was ever here" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_loss_is_not_accepted_without_a_yes(path: Path) -> None:
     """The question says what is given up."""
     path.unlink()

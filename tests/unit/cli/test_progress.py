@@ -6,8 +6,9 @@ import io
 
 import pytest
 
-from crewai_sidecar.cli.progress import Progress
-from crewai_sidecar.connector import Event
+from crewai_sidecar.cli.progress import Progress, record_lines
+from crewai_sidecar.connector import Event, RecordView
+from crewai_sidecar.model import Status
 
 
 class Terminal(io.StringIO):
@@ -99,4 +100,21 @@ def test_an_event_that_this_client_does_not_know_is_shown() -> None:
 def test_a_tool_that_failed_is_told_from_one_that_did_not() -> None:
     """A failed tool ends no run, so its event is the place where a person sees it."""
     event = Event("tool_finished", 3, {"tool_name": "almanac", "failed": True})
-    assert shown(io.StringIO(), event) == "   3  tool is done  almanac  (it failed)\n"
+    assert shown(io.StringIO(), event) == "   3  tool failed  almanac\n"
+
+
+def test_a_model_call_that_failed_does_not_say_that_the_model_answered() -> None:
+    """A wrong key or a model that is not there is seen where it happens."""
+    event = Event("model_called", 2, {"model": "gpt-4o-mini", "agent_role": "Writer", "failed": True})
+    assert shown(io.StringIO(), event) == "   2  model call failed  gpt-4o-mini  Writer\n"
+
+
+def test_the_fields_that_a_reader_decides_by_can_come_first() -> None:
+    """Each field is shown once, and a field that the record has not is not made up."""
+    answer = {"action_id": "act_1", "status": "failed", "uncertain_outcome": True}
+    view = RecordView(
+        action_id="act_1", crew_id="demo", operation="run", status=Status.FAILED, event_count=2, answer=answer
+    )
+    lines: list[str] = []
+    record_lines(view, lines.append, ("uncertain_outcome", "cause"))
+    assert [line.split()[0] for line in lines] == ["uncertain_outcome", "action_id", "status"]

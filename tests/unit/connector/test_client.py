@@ -261,6 +261,33 @@ def test_loopback_and_https_are_addresses(url: str) -> None:
     Sidecar(url).close()
 
 
+class Body(httpx.SyncByteStream):
+    """A body with one event and no end, which knows whether its connection was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b'data: {"event": "started", "sequence": 0, "data": {}}\n\n'
+        raise AssertionError("nobody asked for a second piece")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("leave", ["stream", "follow"])
+def test_a_stream_that_is_left_early_closes_its_connection(leave: str) -> None:
+    """At once, and not when the garbage collector comes by."""
+    body = Body()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
+    with Sidecar("http://127.0.0.1:1", transport=transport) as sidecar:
+        events = sidecar.stream(ACTION) if leave == "stream" else sidecar.follow(ACTION.action_id)
+        assert next(events).event == "started"
+        assert not body.closed
+        events.close()
+        assert body.closed
+
+
 def test_the_tokens_file_is_read_before_each_request(service: FakeService, tmp_path: Path) -> None:
     """A rotated token needs no restart of its user."""
     file = tmp_path / "token"
@@ -270,6 +297,15 @@ def test_the_tokens_file_is_read_before_each_request(service: FakeService, tmp_p
         file.write_text("second\n")
         sidecar.health()
     assert [headers["authorization"] for _, _, headers, _ in service.requests] == ["Bearer first", "Bearer second"]
+
+
+def test_a_tokens_file_that_has_become_empty_is_not_sent(service: FakeService, tmp_path: Path) -> None:
+    """An empty token is no token: the caller learns of the file, not of a refusal."""
+    file = tmp_path / "token"
+    file.write_text("\n")
+    with Sidecar(service.url, token=token_from_file(file)) as sidecar, pytest.raises(OSError, match=str(file)):
+        sidecar.health()
+    assert service.requests == []
 
 
 def test_a_proxy_of_the_environment_does_not_see_this_host(

@@ -131,7 +131,7 @@ class Admission:
 
     def _new_record(self, request: StartRequest, request_hash: str) -> Record:
         if self._scheduler.draining:
-            raise Draining("The sidecar is going down and takes no new Action. Send it again to the next one.")
+            raise Draining("The sidecar takes no new Action until it is restarted. Send the same request to it then.")
         if request.operation not in self._settings.allowed_operations:
             raise OperationNotAllowed(f"The operation {request.operation} is not in AIP_CREWAI_ALLOWED_OPERATIONS.")
         operation = Operation(request.operation)

@@ -254,7 +254,7 @@ class CrewUnknown(RequestRefused):
 
 
 class Draining(RequestRefused):
-    """The service is going down and takes no new Action."""
+    """The service takes no new Action until it is restarted."""
 
     code = "draining"
 

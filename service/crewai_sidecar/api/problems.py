@@ -48,7 +48,7 @@ class NotFound(RequestRefused):
 
 
 class MethodNotAllowed(RequestRefused):
-    """The route of this path has not this method."""
+    """The route of this path does not have this method."""
 
     code = "method_not_allowed"
 
@@ -74,7 +74,7 @@ PROBLEMS: dict[type[SidecarError], tuple[int, str]] = {
     errors.ActionUnknown: (404, "The Action is not known"),
     errors.CrewMismatch: (404, "The Action belongs to another crew"),
     errors.CrewUnknown: (404, "The crew is not known"),
-    errors.Draining: (503, "The sidecar is going down"),
+    errors.Draining: (503, "The sidecar takes no new Action"),
     errors.OperationNotAllowed: (403, "The operation is not allowed"),
     errors.InputInvalid: (422, "The input breaks the operation's rules"),
     errors.InvalidActionId: (422, "The Action ID is not valid"),
@@ -93,7 +93,7 @@ PROBLEMS: dict[type[SidecarError], tuple[int, str]] = {
     MalformedRequest: (400, "The request is not valid HTTP"),
     HeadersTooLarge: (431, "The headers are too large"),
     NotFound: (404, "There is nothing at this path"),
-    MethodNotAllowed: (405, "The path has not this method"),
+    MethodNotAllowed: (405, "The path does not have this method"),
     Internal: (500, "The sidecar failed"),
 }
 

@@ -7,12 +7,14 @@
     opened.journal.close()
 
 Guarantees: a change for which `settled` says None survives any crash; one with an error is not there after the next
-success; there is never part of one. What they rest on, the bytes and the crash table are in FORMAT.md. This package
-stores lines and knows nothing of Actions but that each line has its `action_id`.
+success; there is never part of one; of the changes of one key the last that was taken is there. What they rest on, the
+bytes and the crash table are in FORMAT.md. This package stores lines and knows nothing of Actions but that each line
+has its `action_id`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +22,11 @@ from pathlib import Path
 from crewai_sidecar.errors import JournalRefused
 from crewai_sidecar.journal._change import Change, Journal, NullObserver, Observer, Settled
 from crewai_sidecar.journal._checkpoint import Header, parse
-from crewai_sidecar.journal._disk import Place
+from crewai_sidecar.journal._disk import Place, Written
 from crewai_sidecar.journal._files import Files, RealFiles
 from crewai_sidecar.journal._lock import Lock
 from crewai_sidecar.journal._memory import MemoryJournal
-from crewai_sidecar.journal._volume import leftovers, prepare_directory, read_journal
+from crewai_sidecar.journal._volume import check_directory, leftovers, make_durable, prepare_directory, read_journal
 from crewai_sidecar.journal._writer import DurableJournal
 
 __all__ = [
@@ -64,24 +66,28 @@ def open_journal(
     lock file exists with mode 0600.
     """
     files = files or RealFiles()
-    prepare_directory(path.parent)
-    lock = Lock(path)
+    prepare_directory(path.parent, files)
+    lock = Lock(path, files)
     try:
-        found = read_journal(path, max_bytes)
+        found = read_journal(path, max_bytes, files)
         if found is None:
-            header, lines, on_disk = _fresh(path, lock), dict[str, bytes](), None
+            header, lines, written = _fresh(path, lock), dict[str, bytes](), None
+            make_durable(path.parent, files)
         else:
-            header, lines = parse(path, found[0])
-            on_disk = (found[1].st_dev, found[1].st_ino)
+            text, status = found
+            header, lines = parse(path, text)
+            written = Written.of(status, text)
             _check_known(path, lock, header)
-        for left in leftovers(path):
-            files.remove(left)
+        for left in leftovers(path, files):
+            with contextlib.suppress(OSError):  # it only takes space; the next start tries again
+                files.remove(left)
     except BaseException:
         lock.release()
         raise
     journal = DurableJournal(
-        Place(path, files, header, on_disk),
+        Place(path, files, header, written),
         {key: (line,) for key, line in lines.items()},
+        written.size if written else 0,
         lock=lock,
         max_bytes=max_bytes,
         settled=settled,
@@ -98,13 +104,18 @@ def memory_journal(settled: Settled) -> Opened:
 def accept_loss(path: Path) -> None:
     """Accept that a journal is lost: the next start begins an empty one. What it had fenced is fenced no more.
 
-    Raises JournalRefused when there is a journal, or when a process owns it.
+    Raises JournalRefused when there is a journal, when no lock remembers one, or when a process owns it; VolumeRefused
+    for a directory that would be refused at a start.
     """
-    prepare_directory(path.parent)
-    lock = Lock(path)
+    files = RealFiles()
+    if not check_directory(path.parent, files):
+        raise JournalRefused(path, "its directory is not there, so no journal was lost", "Check the path")
+    lock = Lock(path, files, make=False)
     try:
         if path.exists() or path.is_symlink():
             raise JournalRefused(path, "the journal is there", "There is no loss to accept")
+        if lock.journal_id is None:
+            raise JournalRefused(lock.path, "it remembers no journal, so none was lost", "Check the path")
         lock.forget()
     finally:
         lock.release()
@@ -125,5 +136,5 @@ def _check_known(path: Path, lock: Lock, header: Header) -> None:
         raise JournalRefused(
             path,
             f"it is the journal {header.journal_id}, and its lock remembers {lock.journal_id}",
-            "Put the right file back, or remove the lock file if this one is meant",
+            f"Put the right file back; if this one is meant, empty {lock.path} while no sidecar runs",
         )

@@ -13,7 +13,7 @@ import msgspec
 from crewai_sidecar import jsontext
 from crewai_sidecar.errors import JournalRefused
 
-__all__ = ["FORMAT", "VERSION", "Header", "compose", "parse", "read_generation"]
+__all__ = ["FORMAT", "VERSION", "Header", "compose", "parse"]
 
 FORMAT = "crewai-sidecar-journal"
 VERSION = 1
@@ -82,36 +82,22 @@ def parse(path: Path, text: bytes) -> tuple[Header, dict[str, bytes]]:
     return header, records
 
 
-def read_generation(text: bytes) -> tuple[str, int] | None:
-    """Journal id and generation of a header line, or None for a line that is none."""
-    try:
-        first = msgspec.json.decode(text.partition(b"\n")[0], type=_First)
-    except msgspec.MsgspecError:
-        return None
-    return first.journal_id, first.generation
-
-
 class _Keyed(msgspec.Struct):
     action_id: str
 
 
-class _First(msgspec.Struct):
-    journal_id: str
-    generation: int
-
-
 def _header(path: Path, line: bytes) -> tuple[Header, int]:
+    if line.lstrip().startswith(b"["):
+        raise JournalRefused(
+            path, "it is a JSON array, the journal of another sidecar; this version cannot import it", _RESTORE
+        )
     try:
         fields = jsontext.decode(line)
     except jsontext.InvalidJson:
         fields = None
-    if isinstance(fields, list):
-        raise JournalRefused(
-            path, "it is a JSON array, the journal of another sidecar; this version cannot import it", _RESTORE
-        )
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise JournalRefused(path, "line 1 is not the header of a crewai-sidecar journal", _RESTORE)
-    if fields.get("version") != VERSION:
+    if type(fields.get("version")) is not int or fields["version"] != VERSION:
         raise JournalRefused(
             path,
             f"it has format version {fields.get('version')!r} and this program reads version {VERSION}",

@@ -15,31 +15,63 @@ import stat
 from pathlib import Path
 
 from crewai_sidecar.errors import JournalOverBound, JournalRefused, VolumeRefused
+from crewai_sidecar.journal._files import Files
 
-__all__ = ["check_private", "leftovers", "prepare_directory", "read_journal"]
+__all__ = ["check_directory", "check_private", "leftovers", "make_durable", "prepare_directory", "read_journal"]
+
+_UNFIT = "Use a file system that keeps modes; this one is not fit for a journal"
 
 
-def prepare_directory(path: Path) -> None:
+def prepare_directory(path: Path, files: Files) -> None:
     """Check the journal's directory, or make it, 0700, where only its last component is missing.
 
     Raises VolumeRefused.
     """
+    if not check_directory(path, files):
+        _make(path, files)
+
+
+def check_directory(path: Path, files: Files) -> bool:
+    """Check the journal's directory; False where there is none.
+
+    Raises VolumeRefused.
+    """
     try:
-        found = path.lstat()
+        found = files.stat(path)
     except FileNotFoundError:
-        _make(path)
-        return
+        return False
     except OSError as error:
         raise VolumeRefused(path, f"it cannot be looked at ({error.strerror})", "Give it to this user") from None
     if not stat.S_ISDIR(found.st_mode):
         raise VolumeRefused(path, f"it is {_kind(found.st_mode)}, not a directory", "Name a real directory")
-    _check_owner(path, found)
+    if found.st_uid != os.geteuid():
+        raise VolumeRefused(
+            path,
+            f"it belongs to user {found.st_uid} and this process is user {os.geteuid()}",
+            "Run as its owner, or name a sub-directory that does not exist yet",
+        )
     if found.st_mode & 0o022:
         raise VolumeRefused(
             path,
             f"its mode {stat.S_IMODE(found.st_mode):04o} lets others write in it",
             f"chmod go-w {path}, or name a sub-directory that does not exist yet",
         )
+    return True
+
+
+def make_durable(path: Path, files: Files) -> None:
+    """Make the name of a new journal's directory durable, where its parent may be opened.
+
+    Raises VolumeRefused.
+    """
+    try:
+        files.sync_directory(path.parent)
+    except PermissionError:
+        return  # a parent that may be searched and not read; the name is the file system's to keep then
+    except OSError as error:
+        raise VolumeRefused(
+            path.parent, f"it cannot be made durable ({error.strerror})", "Find out what is wrong with the disk"
+        ) from None
 
 
 def check_private(path: Path, found: os.stat_result) -> None:
@@ -59,50 +91,61 @@ def check_private(path: Path, found: os.stat_result) -> None:
         )
 
 
-def read_journal(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result] | None:
+def read_journal(path: Path, max_bytes: int, files: Files) -> tuple[bytes, os.stat_result] | None:
     """Read the whole journal, or None where there is none. Opens nothing that could block or be followed.
 
     Raises JournalRefused and JournalOverBound.
     """
     try:
-        before = path.lstat()
+        before = files.stat(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise JournalRefused(path, f"it cannot be looked at ({error.strerror})", "Give it to this user") from None
     check_private(path, before)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = files.open(path, os.O_RDONLY)
     except OSError as error:
-        raise JournalRefused(path, f"it cannot be opened ({error.strerror})", "chmod 0600 it") from None
-    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor, not a path
-        found = os.fstat(descriptor)
+        raise JournalRefused(path, f"it cannot be opened ({error.strerror})", f"chmod 0600 {path}") from None
+    try:
+        found = files.status(descriptor, path)
         check_private(path, found)
         if (found.st_dev, found.st_ino) != (before.st_dev, before.st_ino):
             raise JournalRefused(path, "it was replaced while it was opened", "Find out who else writes here")
         if found.st_size > max_bytes:
             raise JournalOverBound(path, found.st_size, found.st_size)
-        return file.read(), found
+        return files.read(descriptor, path, found.st_size, 0), found
+    except OSError as error:
+        raise JournalRefused(
+            path, f"it cannot be read ({error.strerror})", "Restore it from a backup on a disk that works"
+        ) from None
+    finally:
+        files.close(descriptor, path)
 
 
-def leftovers(journal: Path) -> list[Path]:
-    """Temporary files that a killed process has left beside a journal. Directories of such a name are none."""
+def leftovers(journal: Path, files: Files) -> list[Path]:
+    """Temporary files that a killed process has left beside a journal. Directories of such a name are none.
+
+    Raises VolumeRefused for a directory that cannot be listed.
+    """
     pattern = re.compile(rf"\.{re.escape(journal.name)}\.[0-9a-f]+\.tmp")
-    return [
-        path
-        for path in journal.parent.iterdir()
-        if pattern.fullmatch(path.name) and not stat.S_ISDIR(path.lstat().st_mode)
-    ]
-
-
-def _make(path: Path) -> None:
     try:
-        path.mkdir(mode=0o700)
-        found = path.lstat()
+        paths = [journal.with_name(name) for name in files.names(journal.parent) if pattern.fullmatch(name)]
+        return [path for path in paths if not stat.S_ISDIR(files.stat(path).st_mode)]
+    except OSError as error:
+        raise VolumeRefused(
+            journal.parent, f"it cannot be listed ({error.strerror})", f"chmod u+rwx {journal.parent}"
+        ) from None
+
+
+def _make(path: Path, files: Files) -> None:
+    try:
+        files.make_directory(path)
+        found = files.stat(path)
     except OSError as error:
         parent = path.parent
         try:
-            about = parent.stat()
+            about = files.stat(parent.resolve())
             fact = f"; {parent} is {stat.S_IMODE(about.st_mode):04o} of user {about.st_uid}"
         except OSError:
             fact = f"; {parent} is not there"
@@ -113,18 +156,7 @@ def _make(path: Path) -> None:
         ) from None
     if found.st_mode & 0o022:
         raise VolumeRefused(
-            path,
-            f"it was made with mode 0700 and reads back {stat.S_IMODE(found.st_mode):04o}",
-            "Use a file system that keeps modes; this one is not fit for a journal",
-        )
-
-
-def _check_owner(path: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        raise VolumeRefused(
-            path,
-            f"it belongs to user {found.st_uid} and this process is user {os.geteuid()}",
-            "Run as its owner, or name a sub-directory that does not exist yet",
+            path, f"it was made with mode 0700 and reads back {stat.S_IMODE(found.st_mode):04o}", _UNFIT
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crewai_sidecar.errors import JournalBroken, JournalFull, NotStored
-from crewai_sidecar.journal import Change, Files, Journal, open_journal
+from crewai_sidecar.journal import Change, Files, Journal, RealFiles, open_journal
 from tests.doubles.fault_files import OPERATIONS, Crash, FaultFiles
 from tests.process.sidecar import until
 
@@ -62,7 +63,7 @@ class House:
     def release(self) -> None:
         """Give the lock up as the kernel does when a process ends."""
         if self.journal is not None:
-            self.journal._lock.release()  # type: ignore[attr-defined]
+            os.close(self.journal._lock._descriptor)  # type: ignore[attr-defined]
 
 
 def change(key: str, *, room: int = 64, urgent: bool = False, text: str = "") -> Change:
@@ -83,7 +84,6 @@ STEPS = {
     "create the temporary file": ("create", {False}),
     "allocate": ("allocate", {False}),
     "write": ("write", {False}),
-    "truncate": ("truncate", {False}),
     "fsync the file": ("sync", {False}),
     "rename": ("rename", {True, False}),
     "fsync the directory": ("sync_directory", {True}),
@@ -112,15 +112,80 @@ def test_a_crash_right_after_a_step_leaves_what_its_row_says(house: House, step:
     assert not list(house.path.parent.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("step", [*STEPS, "remember the id in the lock"])
+def test_a_crash_in_the_first_checkpoint_leaves_a_place_that_opens(tmp_path: Path, step: str) -> None:
+    """With the journal or as a first start, whichever is there; never as a journal that is lost."""
+    dry = House(tmp_path / "dry")
+    dry.path.parent.parent.mkdir()
+    dry.open()
+    begin = len(dry.files.calls)
+    assert dry.journal is not None
+    assert dry.journal.start([change("a")]) is None
+    calls = dry.files.calls[begin:]
+    dry.journal.close()
+    last = len(calls) - 1 - calls[::-1].index("sync")
+    at = last if step.startswith("remember") else calls.index(STEPS[step][0])
+
+    house = House(tmp_path)
+    house.open()
+    house.files.crash_after = len(house.files.calls) + at + 1
+    journal = house.journal
+    assert journal is not None
+    with pytest.raises(Crash):
+        journal._attempt([change("a")], frugal=True)  # type: ignore[attr-defined]
+    house.release()
+    found = house.keys()
+    assert found in ([], ["a"])
+    assert found == ["a"] or step not in {"fsync the directory", "remember the id in the lock"}
+
+
 def _calls_of_one_commit(house: House) -> list[str]:
     before = len(house.files.calls)
     assert house.commit("dry") is None
     return house.files.calls[before:]
 
 
+def test_a_crash_right_after_truncate_the_reserve(house: House) -> None:
+    """The reserve becomes the file where there is no space for another; its row is that of a write."""
+    house.start()
+    for key in ("a", "b"):
+        assert house.commit(key) is None
+    house.files.fail("create", errno.ENOSPC)
+    begin = len(house.files.calls)
+    assert house.commit("a", room=0, urgent=True, text="end") is None
+    after = house.files.calls[begin:].index("truncate")
+    house.files.heal()
+    assert house.commit("c") is None  # makes a reserve again
+    house.files.fail("create", errno.ENOSPC)
+    house.files.crash_after = len(house.files.calls) + after + 1
+    journal = house.journal
+    assert journal is not None
+    with pytest.raises(Crash):
+        journal._attempt([change("b", room=0, urgent=True, text="end")])  # type: ignore[attr-defined]
+    assert house.files.calls[-1] == "truncate"
+    journal._queue.put(None)  # type: ignore[attr-defined]
+    house.release()
+    assert house.keys() == ["a", "b", "c"]
+    assert house.path.read_bytes().count(b'"t":"end"') == 1
+    assert not list(house.path.parent.glob(".*.tmp"))
+
+
+def test_a_reserve_that_is_too_small_after_all_is_kept_for_the_next_commit(house: House) -> None:
+    """No space for what was allocated: a file system that copies on write may say that."""
+    house.start()
+    assert house.commit("a") is None
+    house.files.fail("create", errno.ENOSPC)
+    house.files.fail("write", errno.ENOSPC, times=1)
+    assert isinstance(house.commit("a", room=0, urgent=True), JournalFull)
+    assert len(list(house.path.parent.glob(".*.tmp"))) == 1
+    assert house.commit("a", room=0, urgent=True) is None
+
+
 def test_every_step_of_the_protocol_has_a_row() -> None:
-    """In the crash table, or it can be left out of it: closing and removing change nothing that matters."""
-    assert {kind for kind, _ in STEPS.values()} | {"close", "remove"} == set(OPERATIONS)
+    """In the crash table, or it only looks, or what it changes is no content and no name of the journal."""
+    looks = {"stat", "status", "names", "read", "open"}
+    others = {"make_directory", "lock", "chmod", "close", "remove"}
+    assert {kind for kind, _ in STEPS.values()} | {"truncate"} | looks | others == set(OPERATIONS)
     assert set(OPERATIONS) == {name for name in vars(Files) if not name.startswith("_")}
 
 
@@ -129,10 +194,15 @@ def test_the_rows_of_this_file_are_the_rows_of_the_format() -> None:
     text = (Path(__file__).parents[3] / "service/crewai_sidecar/journal/FORMAT.md").read_text()
     table = text.split("## Crash table")[1].split("## Failure table")[0]
     rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
-    assert set(rows) - {"step", "---"} == {*STEPS, "remember the id in the lock", "settle"}
+    assert set(rows) - {"step", "---"} == {
+        *STEPS,
+        "truncate the reserve",
+        "remember the id in the lock",
+        "settle",
+    }
 
 
-@pytest.mark.parametrize("kind", ["create", "allocate", "write", "truncate"])
+@pytest.mark.parametrize("kind", ["create", "allocate", "write"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_no_space_is_refused_and_poisons_nothing(house: House, kind: str, number: int) -> None:
     """The old journal is whole, and the next commit works as soon as there is space."""
@@ -149,6 +219,21 @@ def test_no_space_is_refused_and_poisons_nothing(house: House, kind: str, number
     house.journal.close()
     house.journal = None
     assert house.keys() == ["a", "c"]
+
+
+@pytest.mark.parametrize("kind", ["read", "status", "open", "close"])
+def test_a_failing_look_at_the_disk_is_refused_or_without_effect(house: House, kind: str) -> None:
+    """Nobody waits for ever, and the thread goes on."""
+    house.start()
+    assert house.commit("a") is None
+    house.files.fail(kind, errno.EIO, times=1)
+    refused = house.commit("b")
+    assert refused is None or isinstance(refused, JournalBroken)
+    assert house.commit("c") is None
+    assert house.journal is not None
+    house.journal.close()
+    house.journal = None
+    assert house.keys() == (["a", "c"] if refused else ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "rename"])
@@ -200,9 +285,58 @@ def test_a_strangers_file_is_never_overwritten(house: House) -> None:
     stranger.chmod(0o600)
     stranger.rename(house.path)
     content = house.path.read_bytes()
-    for key in ("b", "c"):
-        assert isinstance(house.commit(key, urgent=True), JournalBroken)
+    house.path.chmod(0o640)
+    refusals = [house.commit(key, urgent=True) for key in ("b", "c")]
+    assert [type(one) for one in refusals] == [JournalBroken, JournalBroken]
     assert house.path.read_bytes() == content
+    assert house.path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("generation", [b'"generation":1,', b'"generation":9999,'])
+def test_a_file_of_another_generation_is_a_strangers_even_in_the_same_inode(house: House, generation: bytes) -> None:
+    """Written in place, older or newer."""
+    house.start()
+    assert house.commit("a") is None
+    content = re.sub(rb'"generation":\d+,', generation, house.path.read_bytes())
+    house.path.write_bytes(content)
+    assert isinstance(house.commit("b"), JournalBroken)
+    assert house.path.read_bytes() == content
+
+
+def test_a_symlink_in_the_place_of_the_journal_is_a_strangers(house: House) -> None:
+    """Though it leads to the very file."""
+    house.start()
+    assert house.commit("a") is None
+    aside = house.path.rename(house.path.with_name("aside"))
+    house.path.symlink_to(aside)
+    assert isinstance(house.commit("b"), JournalBroken)
+    assert house.path.is_symlink()
+
+
+def test_modes_that_were_widened_while_it_runs_are_put_back(house: House) -> None:
+    """The next start would refuse them."""
+    house.start()
+    house.path.parent.chmod(0o777)
+    house.path.chmod(0o666)
+    assert house.commit("a") is None
+    assert house.path.parent.stat().st_mode & 0o777 == 0o755
+    assert house.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_refused_holds_on_to_no_checkpoint(house: House) -> None:
+    """An error that is kept, as the service keeps the last one, has no frames with the whole text in them."""
+    house.start()
+    house.files.fail("write", errno.EIO, times=1)
+    broken = house.commit("a")
+    house.files.fail("allocate", errno.ENOSPC, times=1)
+    full = house.commit("b")
+    house.path.unlink()
+    estranged = [house.commit("c"), house.commit("d")]
+    for error in (broken, full, *estranged):
+        assert error is not None
+        assert error.__traceback__ is None
+        assert error.__context__ is None
+    assert estranged[0] is not estranged[1]
 
 
 def test_a_removed_journal_is_not_made_again_over_the_loss(house: House) -> None:
@@ -236,14 +370,12 @@ def test_what_is_urgent_passes_a_batch_that_does_not_fit(house: House) -> None:
     assert house.commit("a") is None
     journal = house.journal
     assert journal is not None
-    allocated = house.files.real.allocate
-    house.files.failures["create"] = lambda count, path: errno.ENOSPC  # no file after the one that is ready
+    house.files.fail("create", errno.ENOSPC)  # no file but the reserve
     batch = [change("b"), change("a", room=0, urgent=True, text="end"), change("c")]
     outcome = {c.key: error for c, error in journal._commit(batch)}  # type: ignore[attr-defined]
     assert isinstance(outcome["b"], JournalFull)
     assert isinstance(outcome["c"], JournalFull)
     assert outcome["a"] is None
-    assert allocated is not None
 
 
 def test_one_ending_that_is_too_large_spends_no_other_ones_room(tmp_path: Path) -> None:
@@ -302,19 +434,19 @@ def test_a_fault_in_the_writer_itself_refuses_a_batch_and_the_thread_goes_on(hou
     """Out of memory, say: a commit that hangs would be worse."""
     house.start()
 
-    def no_memory(*_: object) -> bool:
-        raise MemoryError
+    class NoMemory(RealFiles):
+        def allocate(self, descriptor: int, path: Path, size: int) -> bool:
+            raise MemoryError
 
-    good = house.files.real.allocate
-    house.files.real.allocate = no_memory  # type: ignore[method-assign,assignment]
+    house.files.real = NoMemory()
     assert isinstance(house.commit("a"), JournalBroken)
-    house.files.real.allocate = good  # type: ignore[method-assign]
+    house.files.real = RealFiles()
     assert house.commit("b") is None
 
 
 def test_a_file_system_that_cannot_allocate_is_used_without_a_reserve(house: House) -> None:
     """Best effort there, as FORMAT.md says."""
-    house.files.real.allocate = lambda *_: False  # type: ignore[method-assign]
+    house.files.without_effect.add("allocate")
     house.start()
     assert house.commit("a") is None
     assert house.commit("a", room=0, urgent=True) is None

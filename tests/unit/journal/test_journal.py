@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crewai_sidecar.errors import JournalLocked, JournalRefused, NotStored
+from crewai_sidecar.errors import JournalBroken, JournalLocked, JournalRefused, NotStored
 from crewai_sidecar.journal import Change, accept_loss, memory_journal, open_journal
 from crewai_sidecar.journal._checkpoint import Header, compose, parse
 
@@ -184,6 +184,145 @@ def test_a_loss_can_be_accepted_only_where_there_is_one(tmp_path: Path) -> None:
         open_journal(path, max_bytes=MAX_BYTES, settled=Settled())
     accept_loss(path)
     open_journal(path, max_bytes=MAX_BYTES, settled=Settled()).journal.close()
+
+
+def test_a_loss_that_nobody_remembers_cannot_be_accepted(tmp_path: Path) -> None:
+    """A mistyped path makes nothing and promises nothing."""
+    for path in (tmp_path / "nowhere" / "runs.json", tmp_path / "runs.json"):
+        with pytest.raises(JournalRefused):
+            accept_loss(path)
+    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "state" / "runs.json"
+    open_journal(path, max_bytes=MAX_BYTES, settled=Settled()).journal.close()
+    with pytest.raises(JournalRefused, match="remembers no journal"):
+        accept_loss(path)
+
+
+def test_a_second_process_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """With the journal open in this one."""
+    path = tmp_path / "state" / "runs.json"
+    opened = open_journal(path, max_bytes=MAX_BYTES, settled=Settled())
+    opened.journal.start([change("a")])
+    before = {found.name: found.read_bytes() for found in path.parent.iterdir()}
+    second = subprocess.run([sys.executable, "-c", WRITER, str(path)], capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert f"{path}: another process owns this journal" in second.stderr
+    assert {found.name: found.read_bytes() for found in path.parent.iterdir()} == before
+    opened.journal.close()
+
+
+def test_a_closed_journal_has_settled_everything_and_closing_it_again_does_nothing(tmp_path: Path) -> None:
+    """Started or not; the descriptor of its lock may be another file's by then."""
+    path = tmp_path / "state" / "runs.json"
+    for start in (False, True):
+        settled = Settled()
+        journal = open_journal(path, max_bytes=MAX_BYTES, settled=settled).journal
+        if start:
+            journal.start([])
+        journal.submit(change("a"))
+        journal.close()
+        assert [error for _, error in settled.all] == [None]
+        with (tmp_path / "other").open("w") as other:
+            journal.close()
+            other.write("still open")
+        assert not list(path.parent.glob(".*"))
+
+
+def test_a_journal_that_was_opened_and_not_started_is_as_it_was(tmp_path: Path) -> None:
+    """A start that is refused further up writes nothing."""
+    path = tmp_path / "state" / "runs.json"
+    opened = open_journal(path, max_bytes=MAX_BYTES, settled=Settled())
+    opened.journal.start([change("a")])
+    opened.journal.close()
+    before = path.read_bytes()
+    again = open_journal(path, max_bytes=MAX_BYTES, settled=Settled()).journal
+    assert again.size == len(before)
+    again.close()
+    assert path.read_bytes() == before
+
+
+def test_the_writer_outlives_whoever_listens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A listener that raises costs its own news only: what is submitted later is written."""
+    path = tmp_path / "state" / "runs.json"
+    heard = Settled()
+
+    def listen(batch: list[tuple[Change, NotStored | None]]) -> None:
+        heard(batch)
+        raise RuntimeError("the loop is closed")
+
+    journal = open_journal(path, max_bytes=MAX_BYTES, settled=listen).journal
+    journal.start([])
+    for number, key in enumerate("ab", start=1):
+        journal.submit(change(key))
+        heard.wait(number)
+    journal.close()
+    again = open_journal(path, max_bytes=MAX_BYTES, settled=Settled())
+    assert len(again.lines) == 2
+    again.journal.close()
+    assert "could not be delivered" in caplog.text
+
+
+def test_a_fault_of_the_writer_settles_what_waits_and_writes_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change that is none: refused, as is everything after it, and nobody waits for ever."""
+    path = tmp_path / "state" / "runs.json"
+    settled = Settled()
+    journal = open_journal(path, max_bytes=MAX_BYTES, settled=settled).journal
+    journal.start([])
+    before = path.read_bytes()
+    journal.submit(Change("a", ("no bytes",)))  # type: ignore[arg-type]
+    settled.wait(1)
+    journal.submit(change("b"))
+    settled.wait(2)
+    assert [type(error) for _, error in settled.all] == [JournalBroken, JournalBroken]
+    assert journal.trouble == "journal_broken"
+    journal.close()
+    assert path.read_bytes() == before
+    assert "the journal's writer failed" in caplog.text
+
+
+def test_a_header_of_any_length_is_recognised_as_ours(tmp_path: Path) -> None:
+    """Fields of a newer version may be long."""
+    path = tmp_path / "state" / "runs.json"
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(compose(Header("0f" * 16, 7, {"later": "x" * 10_000}), [], 0))
+    path.chmod(0o600)
+    settled = Settled()
+    journal = open_journal(path, max_bytes=MAX_BYTES, settled=settled).journal
+    assert journal.start([]) is None
+    journal.submit(change("a"))
+    journal.close()
+    assert [error for _, error in settled.all] == [None]
+    assert b"x" * 10_000 in path.read_bytes().partition(b"\n")[0]
+
+
+class Told:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[float, int, int]] = []
+        self.failures: list[str] = []
+
+    def committed(self, seconds: float, changes: int, bytes_: int) -> None:
+        self.commits.append((seconds, changes, bytes_))
+
+    def failed(self, kind: str) -> None:
+        self.failures.append(kind)
+
+
+def test_the_observer_is_told_of_every_checkpoint(tmp_path: Path) -> None:
+    """How long, how many, how large; and of refusals by their code."""
+    path = tmp_path / "state" / "runs.json"
+    told, settled = Told(), Settled()
+    journal = open_journal(path, max_bytes=1000, settled=settled, observer=told).journal
+    journal.start([change("a")])
+    size = path.stat().st_size
+    journal.submit(change("b", "x" * 2000))
+    journal.close()
+    assert [(changes, bytes_) for _, changes, bytes_ in told.commits] == [(1, size)]
+    assert told.commits[0][0] > 0
+    assert told.failures == ["journal_full"]
 
 
 def test_a_memory_journal_settles_at_once() -> None:

@@ -57,7 +57,7 @@ def faulty_loop() -> FaultyLoop:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """A launcher without warm children, on a loop that can be given a fault, whose fork server is often pinged."""
-    with shared(tmp_path_factory.mktemp("bare"), FaultyLoop, warm=0, ping_seconds=1.0) as launcher:
+    with shared(tmp_path_factory.mktemp("bare"), FaultyLoop, warm=0, ping_seconds=4.0) as launcher:
         yield launcher
 
 
@@ -489,16 +489,23 @@ def test_a_service_without_descriptors_forks_when_it_has_them_again(
     """Who waits for a child waits for it, and is not forgotten."""
 
     async def scenario(launcher: Launcher) -> None:
+        await _end(await launcher.take())  # the first one of all, which described the registry, may still be there
         lowest_free = os.open(os.devnull, os.O_RDONLY)
         os.close(lowest_free)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        taken: list[int] = []
         try:
+            with contextlib.suppress(OSError):  # what is closed meanwhile by another thread is taken as well
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
             waiting = asyncio.create_task(launcher.take())
             await until(lambda: "no child could be forked: [Errno 24]" in caplog.text)
             assert not waiting.done()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for descriptor in taken:
+                os.close(descriptor)
         child = await waiting
         assert child.error is None
         await _end(child)
@@ -617,6 +624,19 @@ def test_a_run_whose_frames_cannot_be_read_ends_alone(bare: Shared) -> None:
         start(neighbour, "duck.answer")
         assert (await read(neighbour))[1] is not None
         await neighbour.exited
+
+    bare.run(scenario)
+
+
+def test_whoever_comes_while_a_child_is_handed_over_gets_one_too(bare: Shared) -> None:
+    """Two in a row by the same task, without a warm child: the second waits for a fork of its own, not for ever."""
+
+    async def scenario(launcher: Launcher) -> None:
+        for _ in range(10):
+            async with asyncio.timeout(20):
+                first, second = await launcher.take(), await launcher.take()
+            await _end(first)
+            await _end(second)
 
     bare.run(scenario)
 

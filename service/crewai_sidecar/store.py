@@ -55,7 +55,6 @@ class Store:
         self._journal = journal
         self._settings = settings
         self._clock = clock
-        self._effect_free = frozenset(settings.effect_free_crews)
         self._pending: dict[Change, tuple[Update, asyncio.Future[None]]] = {}
         self._recovered: asyncio.Future[None] | None = None
         self._held: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
@@ -136,7 +135,7 @@ class Store:
             entry.event_count,
             ending,
             at=timestamp(self._clock.utc()),
-            effect_free=is_effect_free(record, self._effect_free),
+            effect_free=is_effect_free(record, self._settings.effect_free_crews),
         )
 
     # -- changing -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Nothing here writes or publishes; `store.commit` does both, in that order.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,6 @@ def archived(record: Record, *, at: str) -> Update:
     )
 
 
-def is_effect_free(record: Record, effect_free_crews: frozenset[str]) -> bool:
+def is_effect_free(record: Record, effect_free_crews: Collection[str]) -> bool:
     """Whether the Action's work changes nothing outside, by its operation or by the operator's word for its crew."""
     return record.operation is Operation.KNOWLEDGE_QUERY or record.crew_id in effect_free_crews

@@ -30,14 +30,6 @@ def accept_loss(path: Path) -> None:
     """
     from crewai_sidecar import journal as journals  # imported here: the client commands need no journal
 
-    lock = path.with_name(f"{path.name}.lock")  # as journal/FORMAT.md has it; taking it would make the file
-    if not lock.exists() and not path.exists():
-        click.echo(
-            f"crewai-sidecar: {one_line(path)}: no journal was ever here, its lock file is missing. Name the journal's "
-            "path as AIP_CREWAI_STATE_FILE has it",
-            err=True,
-        )
-        raise SystemExit(MISCONFIGURED)
     try:
         journals.accept_loss(path)
     except StartRefused as refusal:

@@ -30,8 +30,6 @@ HEARTBEAT_SECONDS = 15.0
 LONGEST_OPERATION_SECONDS = 3600.0
 """A blocking start without a timeout of its own is answered after this at the latest."""
 
-READ_SECONDS = 30.0
-
 
 class Patience(msgspec.Struct, frozen=True):
     """How long `follow` tries to come back: so many attempts in a row without a new event, with growing pauses."""

@@ -6,7 +6,6 @@ Nothing here knows a route.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
@@ -14,9 +13,13 @@ from typing import Any, cast
 import httpx
 
 from crewai_sidecar import jsontext
+from crewai_sidecar.addresses import is_loopback
 from crewai_sidecar.connector.errors import BrokenContract, Refused, from_httpx
 
 __all__ = ["MAX_ANSWER_BYTES", "TokenSource", "Transport", "read_json"]
+
+READ_SECONDS = 30.0
+"""Silence after which an answer that is not waited for is given up."""
 
 MAX_ANSWER_BYTES = 64 << 20
 """Bytes of one JSON answer."""
@@ -41,7 +44,7 @@ class Transport:
         self._token = token
         # What is on this host is never reached through a proxy of the environment.
         self._client = httpx.Client(
-            base_url=url, transport=transport, verify=verify, trust_env=not _is_loopback(url.host)
+            base_url=url, transport=transport, verify=verify, trust_env=not is_loopback(url.host)
         )
 
     def close(self) -> None:
@@ -55,7 +58,7 @@ class Transport:
         body: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
         query: dict[str, Any] | None = None,
-        read_seconds: float = 30.0,
+        read_seconds: float = READ_SECONDS,
     ) -> tuple[httpx.Response, dict[str, Any]]:
         """Exchange JSON for a JSON object.
 
@@ -151,18 +154,9 @@ def _origin(text: str) -> httpx.URL:
         raise ValueError(f"{text!r} is not an address such as http://127.0.0.1:8090")
     if url.path not in {"", "/"} or url.query or url.fragment or url.userinfo:
         raise ValueError(f"{text!r} must be an origin: no path, query, fragment or user")
-    if url.scheme == "http" and not _is_loopback(url.host):
+    if url.scheme == "http" and not is_loopback(url.host):
         raise ValueError(f"{text!r} would send the token in the clear: use https, or an address of this host")
     return url
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _query_text(value: Any) -> str:

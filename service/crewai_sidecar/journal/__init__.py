@@ -24,7 +24,7 @@ from crewai_sidecar.journal._change import Change, Journal, NullObserver, Observ
 from crewai_sidecar.journal._checkpoint import Header, parse
 from crewai_sidecar.journal._disk import Place, Written
 from crewai_sidecar.journal._files import Files, RealFiles
-from crewai_sidecar.journal._lock import Lock
+from crewai_sidecar.journal._lock import Lock, lock_path
 from crewai_sidecar.journal._memory import MemoryJournal
 from crewai_sidecar.journal._volume import check_directory, leftovers, make_durable, prepare_directory, read_journal
 from crewai_sidecar.journal._writer import DurableJournal
@@ -108,8 +108,12 @@ def accept_loss(path: Path) -> None:
     for a directory that would be refused at a start.
     """
     files = RealFiles()
-    if not check_directory(path.parent, files):
-        raise JournalRefused(path, "its directory is not there, so no journal was lost", "Check the path")
+    if not check_directory(path.parent, files) or not (lock_path(path).exists() or path.exists()):
+        raise JournalRefused(
+            path,
+            "no journal was ever here, its lock file is missing",
+            "Name the journal's path as AIP_CREWAI_STATE_FILE has it",
+        )
     lock = Lock(path, files, make=False)
     try:
         if path.exists() or path.is_symlink():

@@ -222,7 +222,7 @@ class Run:
             self._entry.event_count,
             ending,
             at=timestamp(around.clock.utc()),
-            effect_free=transitions.is_effect_free(record, frozenset(around.settings.effect_free_crews)),
+            effect_free=transitions.is_effect_free(record, around.settings.effect_free_crews),
         )
         await around.store.hold(update)
 
